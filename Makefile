@@ -1,0 +1,48 @@
+# `make demo` and `make test` are all a newcomer needs; both make .venv by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet -c constraints.txt
+
+.PHONY: demo test test-slow lint install install-dev clean help
+
+help:
+	@echo "make demo       Local, FedAvg and FedC2I on the embedded benchmark (under 3 minutes)"
+	@echo "make test       ruff, mypy, the test suite and its coverage"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make lint       ruff and mypy only"
+
+demo: install
+	$(BIN)/fedc2i compare local fedavg fedc2i --data embedded --seeds 0,1,2
+
+test: lint
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90 --durations=10
+
+test-slow: install-dev
+	$(BIN)/python -m pytest -m slow
+
+lint: install-dev
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+install: $(VENV)/.installed
+install-dev: $(VENV)/.installed-dev
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedc2i needs Python 3.11 or newer: make PYTHON=python3.11 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing fedc2i and its pinned dependencies into $(VENV) ..."
+	@$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing fedc2i with its development tools into $(VENV) ..."
+	@$(INSTALL) -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -1,0 +1,1 @@
+"""Influence-oriented personalised federated learning."""
