@@ -34,7 +34,7 @@ class Split:
 
     @classmethod
     def from_numpy(cls, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Split:
-        """From ``(N, H, W)``, ``(N, H, W, 1)`` or ``(N, H, W, 3)`` uint8 images; grey is repeated over three channels."""
+        """From uint8 ``(N, H, W)``, ``(N, H, W, 1)`` or ``(N, H, W, 3)``; grey is repeated over three channels."""
         if x.ndim == 3:
             x = x[..., None]
         if x.shape[-1] == 1:
@@ -79,7 +79,11 @@ class Federation:
             raise UserError(f"{self.name}: client names must differ, got {', '.join(names)}")
         shape = self.clients[0].train.x.shape[1:]
         for client in self.clients:
-            for part, split in (("train", client.train), ("validation", client.validation), ("test", client.test)):
+            for part, split in (
+                ("train", client.train),
+                ("validation", client.validation),
+                ("test", client.test),
+            ):
                 self._check(f"{self.name}: client '{client.name}', {part}", split, part != "validation", shape)
 
     def _check(self, where: str, split: Split, needed: bool, shape: torch.Size) -> None:

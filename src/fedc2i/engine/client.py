@@ -1,0 +1,143 @@
+"""One client at work: the method's client-side functions on that client's data, draws and device.
+
+This is the plain form. The in-process engine calls it for one client after the other; a real site runs it for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedc2i import seeding
+from fedc2i.data.federation import Client, Split
+from fedc2i.evaluate import evaluate
+from fedc2i.methods.base import Method, Phase, Site
+from fedc2i.models import Model
+from fedc2i.params import Params
+from fedc2i.training import Batch, Training, draw_epochs, train
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """A client's data on the device: images stay uint8."""
+
+    name: str
+    train: Batch
+    validation: Batch
+    test: Batch
+    counts: Tensor  # (C,) training samples of each class
+
+    @classmethod
+    def place(cls, client: Client, classes: int, device: torch.device) -> ClientData:
+        """Moves a client's data to the device."""
+        counts = torch.bincount(client.train.y, minlength=classes).to(device)
+        train, validation, test = (_place(split, device) for split in (client.train, client.validation, client.test))
+        return cls(client.name, train, validation, test, counts)
+
+    @property
+    def samples(self) -> int:
+        """How many training samples the client has."""
+        return len(self.train.y)
+
+
+def _place(split: Split, device: torch.device) -> Batch:
+    return Batch(split.x.to(device), split.y.to(device), torch.ones(len(split), device=device))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all clients of a run have in common."""
+
+    method: Method
+    model: Model
+    training: Training
+    rounds: int
+    seed: int
+
+    def trainable(self, phase: Phase, params: Params) -> list[str]:
+        """The names that a phase trains: the model's parameters, and private parts that the method added."""
+        model = self.model
+        frozen = {*model.body_names, *model.head_names} - model.trainable
+        part = {"all": params.keys(), "body": model.body_names, "head": params.keys() - set(model.body_names)}
+        return [name for name in params if name in part[phase.train] and name not in frozen]
+
+    def epochs(self, data: ClientData, round: int) -> list[list[Tensor]]:
+        """The batches of a client's local run, by epoch; the same for every method."""
+        return draw_epochs(data.samples, self.training, seeding.generator(self.seed, data.name, round, "batches"))
+
+    def probe(self, data: ClientData, round: int) -> Batch | None:
+        """The samples `Method.personalise` sees: drawn anew every round, never more than there are."""
+        probe = self.method.probe
+        if probe is None:
+            return None
+        split: Batch = getattr(data, probe.split)
+        wanted = len(split.y) if probe.samples == "all" else min(probe.samples, len(split.y))
+        order = torch.randperm(len(split.y), generator=seeding.generator(self.seed, data.name, round, "influence"))
+        return split.take(order[:wanted].to(split.y.device))
+
+    def run_phases(self, epochs: Sequence[Any]) -> list[tuple[Phase, list[Any]]]:
+        """Each phase with its share of the epochs, in order."""
+        shares, first = [], 0
+        for phase in self.method.phases(len(epochs)):
+            shares.append((phase, list(epochs[first : first + phase.epochs])))
+            first += phase.epochs
+        return shares
+
+
+class LocalClient:
+    """Runs the method's client-side functions for one client."""
+
+    def __init__(self, recipe: Recipe, data: ClientData) -> None:
+        self.recipe = recipe
+        self.data = data
+        self._device = data.counts.device
+
+    def _site(self, received: Params, position: int, round: int) -> Site:
+        where = torch.tensor(position, device=self._device)
+        return Site(self.recipe.model, self.data.counts, where, received, round=round, rounds=self.recipe.rounds)
+
+    def personalise(
+        self, own: Params, received: Params, position: int, round: int
+    ) -> tuple[Params, Mapping[str, Tensor]]:
+        """The start of the round after ``round``, from what the exchange of ``round`` brought."""
+        with torch.no_grad():
+            site = self._site(received, position, round)
+            return self.recipe.method.personalise(own, self.recipe.probe(self.data, round), site)
+
+    def train(self, start: Params, received: Params, position: int, round: int) -> Params:
+        """The local run of ``round``."""
+        recipe, params = self.recipe, start
+        site = replace(self._site(received, position, round), start=start)
+        for phase, epochs in recipe.run_phases(recipe.epochs(self.data, round)):
+            own = replace(site, training=phase.train != "head")
+
+            def loss(params: Params, batch: Batch, own: Site = own) -> Tensor:
+                return recipe.method.loss(params, batch, own)
+
+            batches = [index for epoch in epochs for index in epoch]
+            with seeding.isolated(self._device, recipe.seed, self.data.name, round, phase.train):
+                names = recipe.trainable(phase, params)
+                params = train(loss, params, names, self.data.train, batches, recipe.training)
+        return params
+
+    def upload(self, params: Params, received: Params, position: int, round: int) -> Params:
+        """What leaves the client after its local run."""
+        with torch.no_grad():
+            site = self._site(received, position, round)
+            return self.recipe.method.upload(params, self.data.train, site)
+
+    def evaluate(self, params: Params, received: Params, position: int, round: int) -> dict[str, float]:
+        """Accuracy and loss on the client's own test and, if it has one, validation data."""
+        site = self._site(received, position, round)
+
+        def predict(x: Tensor) -> Tensor:
+            return self.recipe.method.predict(params, x, site)
+
+        metrics = evaluate(predict, self.data.test)
+        if len(self.data.validation.y):
+            metrics |= {f"validation_{name}": v for name, v in evaluate(predict, self.data.validation).items()}
+        return metrics

@@ -1,0 +1,26 @@
+"""The methods, one file each. A new file in this folder is found by itself."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from fedc2i.errors import UserError
+from fedc2i.methods.base import Download, Method, Phase, Probe, Site, Uploads
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def get(name: str) -> type[Method]:
+    """The method of that name.
+
+    Raises:
+        UserError: if there is none; the message lists those there are.
+    """
+    if name not in Method.registry:
+        raise UserError(f"unknown method '{name}', allowed are {', '.join(sorted(Method.registry))} and FILE.py:CLASS")
+    return Method.registry[name]
+
+
+__all__ = ["Download", "Method", "Phase", "Probe", "Site", "Uploads", "get"]

@@ -1,0 +1,190 @@
+"""What a federated method is: a few pure functions, written once, for one client.
+
+`Method` itself is FedAvg; every other method is a subclass that overrides what differs. Which engine runs it (a loop,
+all clients stacked on a GPU, real sites) is not its business: it never sees other clients' data, the round loop or a
+device. One round, as the engines run it:
+
+    client   params = train on ``loss`` from its start          (``phases`` says what is trained, and how long)
+    client   upload(params, data, site)                         all that leaves the client
+    server   combine(uploads, state)                            what each client receives
+    client   personalise(own, batch, site)                      the start of its next round, and diagnostics
+
+Client-side functions may be lifted over clients with ``torch.func.vmap``: they must not branch on tensors' values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from fedc2i.models import Model
+from fedc2i.params import Params, Stacked, floating, mix, select, uniform
+from fedc2i.training import Batch
+
+Part = Literal["all", "body", "head"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training with its own fresh optimiser: which part of the model, for how many epochs."""
+
+    epochs: int
+    train: Part = "all"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How many samples `Method.personalise` is given, from which split; ``"all"`` is the whole split."""
+
+    samples: int | Literal["all"]
+    split: Literal["train", "validation"] = "train"
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a client knows while one of a method's functions runs on it.
+
+    Attributes:
+        model: the model's pure functions.
+        counts: ``(C,)`` training samples of each class.
+        position: where this client's own upload stands among those received, -1 if it is not among them.
+        received: what the server sent: the entries of `Download`, the client's own row of personal ones.
+        start: the model the current local run started from (empty while it is being made).
+        round: the round that is being trained, from 1.
+        rounds: how many rounds there will be.
+        training: whether layers like BatchNorm run in training mode.
+    """
+
+    model: Model
+    counts: Tensor
+    position: Tensor
+    received: Params
+    start: Params = field(default_factory=dict)
+    round: int = 1
+    rounds: int = 1
+    training: bool = False
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        """h(x) ``(B, d)``."""
+        return self.model.features(params, x, self.training)
+
+    def logits(self, params: Params, x: Tensor) -> Tensor:
+        """Head of features, ``(B, C)``."""
+        return self.model.head(params, self.features(params, x))
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What the server holds of K clients: every tensor ``(K, ...)``, in the order of ``clients``.
+
+    Attributes:
+        tensors: the stacked uploads.
+        clients: their numbers in the federation.
+        samples: ``(K,)`` how many training samples each has.
+        ages: ``(K,)`` rounds since each was sent; 0 is this round's.
+    """
+
+    tensors: Stacked
+    clients: tuple[int, ...]
+    samples: Tensor
+    ages: Tensor
+
+
+@dataclass(frozen=True)
+class Download:
+    """What the server sends.
+
+    Attributes:
+        shared: entries every client receives.
+        personal: entries with one row for each of ``clients``; a client receives its own row.
+        clients: whose rows those are, and whose models any relayed stack holds.
+    """
+
+    shared: Params = field(default_factory=dict)
+    personal: Stacked = field(default_factory=dict)
+    clients: tuple[int, ...] = ()
+
+    def position(self, client: int) -> int:
+        """Where the client's row is, -1 if the server has nothing of it yet."""
+        return self.clients.index(client) if client in self.clients else -1
+
+    def to(self, client: int) -> Params:
+        """What this client receives; one that the server does not know yet gets the mean of all rows."""
+        where = self.position(client)
+        own = {
+            name: rows[where] if where >= 0 else rows.to(torch.float32).mean(0).to(rows.dtype)
+            for name, rows in self.personal.items()
+        }
+        return {**self.shared, **own}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method; as it stands, FedAvg with equal weights.
+
+    Attributes:
+        name: what the user types.
+        title: what tables print.
+        about: one line for ``fedc2i methods``.
+        headline: the evaluation point that the method's authors report.
+        keeps_uploads: whether `combine` sees every client's latest upload, or only this round's.
+    """
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    about: ClassVar[str] = ""
+    headline: ClassVar[Literal["received", "trained"]] = "trained"
+    keeps_uploads: ClassVar[bool] = False
+
+    registry: ClassVar[dict[str, type[Method]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" in cls.__dict__ and cls.name:
+            Method.registry[cls.name] = cls
+
+    # What a client does, in the order of a round.
+
+    def setup(self, params: Params, model: Model) -> Params:
+        """The client's first model; a method adds its private parts here."""
+        return params
+
+    def phases(self, epochs: int) -> Sequence[Phase]:
+        """What local training trains, and for how many of the ``epochs``."""
+        return (Phase(epochs),)
+
+    def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
+        """What a local step minimises."""
+        return batch.mean(F.cross_entropy(site.logits(params, batch.x), batch.y, reduction="none"))
+
+    def upload(self, params: Params, data: Batch, site: Site) -> Params:
+        """All that leaves the client: by default its model, without integer counters."""
+        return floating(select(params, (*site.model.body_names, *site.model.head_names)))
+
+    @property
+    def probe(self) -> Probe | None:
+        """The samples that `personalise` needs, if any."""
+        return None
+
+    def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
+        """The model a client starts its next round from, and diagnostics: by default what it received, else its own."""
+        return {name: site.received.get(name, tensor) for name, tensor in own.items()}, {}
+
+    def predict(self, params: Params, x: Tensor, site: Site) -> Tensor:
+        """Logits ``(B, C)`` at evaluation."""
+        return site.logits(params, x)
+
+    # What the server does.
+
+    def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
+        """Uploads to what each client receives, with the server's state (empty at first) in and out."""
+        return Download(shared=mix(self.weights(uploads), uploads.tensors), clients=uploads.clients), state
+
+    def weights(self, uploads: Uploads) -> Tensor:
+        """``(K,)`` weights of the mean, summing to one: equal."""
+        return uniform(len(uploads.clients), uploads.samples.to(torch.float32))

@@ -1,0 +1,41 @@
+"""FedAvg: the mean of all models.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedc2i.methods.base import Method, Uploads
+from fedc2i.options import check_choice, option
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """w ← Σ_m p_m w_m with p_m = 1/M, or n_m/N.
+
+    Its ``trained`` point, the global model after one local run, is the control for every personalised method.
+    """
+
+    name = "fedavg"
+    title = "FedAvg"
+    about = "one global model, the mean of all clients' models"
+    headline = "received"
+
+    weighting: Literal["uniform", "samples"] = option("uniform", "weights of the mean: equal, or by sample count")
+
+    def __post_init__(self) -> None:
+        check_choice(self, "weighting")
+
+    def weights(self, uploads: Uploads) -> Tensor:
+        """``(K,)`` p_m."""
+        if self.weighting == "uniform":
+            return super().weights(uploads)
+        samples = uploads.samples.to(torch.float32)
+        return samples / samples.sum()

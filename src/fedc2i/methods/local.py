@@ -1,0 +1,26 @@
+"""Local training: the control without any collaboration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedc2i.methods.base import Download, Method, Site, Uploads
+from fedc2i.params import Params
+from fedc2i.training import Batch
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Every client trains alone; same start, batches and optimiser restarts as the others."""
+
+    name = "local"
+    title = "Local"
+    about = "every client trains alone"
+
+    def upload(self, params: Params, data: Batch, site: Site) -> Params:
+        """Nothing."""
+        return {}
+
+    def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
+        """Nothing."""
+        return Download(clients=uploads.clients), state

@@ -1,0 +1,204 @@
+"""Models as pure functions of a parameter mapping, cut in two at their last linear layer.
+
+`Model` wraps any ``torch.nn.Module``: its *body* θ is everything up to the input of the last linear layer, its *head* φ
+is that layer, one row (with its bias entry) per class. Methods see only names and tensors, never the module.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812
+
+from fedc2i import seeding
+from fedc2i.errors import UserError
+from fedc2i.params import Params
+
+
+class Model:
+    """A module as pure functions: ``features(params, x)`` and ``head(params, h)``.
+
+    Attributes:
+        name: for tables and run folders.
+        head_names: names of the head's weight and, if it has one, its bias.
+        body_names: all other parameters and buffers.
+        trainable: names of the parameters that are trained.
+        has_statistics: whether layers such as BatchNorm keep running statistics.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module], head: str, name: str = "custom") -> None:
+        with seeding.isolated(torch.device("cpu"), 0, "template"):
+            module = copy.deepcopy(build())
+        layer = _submodule(module, head)
+        self.name = name
+        self.classes = layer.out_features
+        self.feature_size = layer.in_features
+        self._build = build
+        self._head = head
+        self.head_names = tuple(f"{head}.{part}" for part, _ in layer.named_parameters())
+        state = [*module.named_parameters(), *module.named_buffers()]
+        self.body_names = tuple(name for name, _ in state if name not in self.head_names)
+        self.trainable = frozenset(name for name, tensor in module.named_parameters() if tensor.requires_grad)
+        self.has_statistics = any(True for _ in module.named_buffers())
+        self._module = module
+        self._body = copy.deepcopy(module)
+        parent, _, leaf = head.rpartition(".")
+        setattr(self._body.get_submodule(parent), leaf, nn.Identity())
+
+    def init(self, seed: int, *parts: str | int) -> Params:
+        """Fresh parameters and buffers, drawn under a key; the same key gives the same model."""
+        with seeding.isolated(torch.device("cpu"), seed, *parts):
+            module = self._build()
+        state = [*module.named_parameters(), *module.named_buffers()]
+        return {name: tensor.detach().clone() for name, tensor in state}
+
+    def features(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
+        """h(x) ``(B, d)``: what the head sees. Training mode updates running statistics in ``params`` in place."""
+        body = {name: params[name] for name in self.body_names}
+        if self._body.training != training:
+            self._body.train(training)
+        dtype = next((tensor.dtype for tensor in body.values() if tensor.is_floating_point()), torch.float32)
+        features: Tensor = functional_call(self._body, body, (scale(x, dtype),))
+        return features
+
+    def head(self, params: Params, h: Tensor) -> Tensor:
+        """Logits ``(B, C)`` of features ``(B, d)``."""
+        weight, bias = self.split_head(params)
+        return F.linear(h, weight, bias)
+
+    def split_head(self, params: Params) -> tuple[Tensor, Tensor | None]:
+        """The head's weight ``(C, d)`` and its bias ``(C,)``, if it has one (or ``(K, C, d)`` of a stack)."""
+        return params[self.head_names[0]], params[self.head_names[1]] if len(self.head_names) > 1 else None
+
+    def check(self, x: Tensor, classes: int) -> None:
+        """Refuses a model that does not fit the data or is not cut at its last operation.
+
+        Args:
+            x: a few images of the data, uint8 ``(B, 3, H, W)``.
+            classes: how many classes the data has.
+
+        Raises:
+            UserError: with what is wrong and what is needed.
+        """
+        if self.classes != classes:
+            raise UserError(f"model '{self.name}' has {self.classes} outputs, but the data has {classes} classes")
+        params = self.init(0, "check")
+        try:
+            with torch.no_grad():
+                self._module.eval()
+                whole = functional_call(self._module, params, (scale(x, torch.float32),))
+                features = self.features(params, x)
+        except (RuntimeError, ValueError, IndexError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"model '{self.name}' cannot read images of {tuple(x.shape[1:])}: {reason}") from None
+        if features.shape != (len(x), self.feature_size) or not torch.allclose(
+            whole, self.head(params, features), rtol=1e-4, atol=1e-5
+        ):
+            raise UserError(
+                f"model '{self.name}': '{self._head}' must be its last operation and read features of shape "
+                "(batch, features); end the module with that linear layer and leave softmax to the loss"
+            )
+
+
+def scale(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 images to (x/255 − 0.5)/0.5, i.e. −1..1; anything else is taken as scaled already."""
+    return x.to(dtype) * (2 / 255) - 1 if x.dtype == torch.uint8 else x
+
+
+def _submodule(module: nn.Module, name: str) -> nn.Linear:
+    linears = [found for found, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    if name not in linears:
+        raise UserError(
+            f"head '{name}' is not a linear layer of the module, allowed are {', '.join(linears) or 'none'}"
+        )
+    layer = module.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+def split(module: nn.Module | Callable[[], nn.Module], head: str, name: str = "custom") -> Model:
+    """Any torch module as a `Model`, cut at its last linear layer.
+
+    Args:
+        module: a function that builds the module (each seed then starts from its own random weights), or a module
+            (whose present weights, e.g. pre-trained ones, are then the start of every run).
+        head: the name of its last linear layer, e.g. ``"fc"`` or ``"classifier.6"``.
+        name: for tables and run folders.
+
+    Raises:
+        UserError: if there is no such linear layer; the message lists those there are.
+
+    Example:
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 16), nn.ReLU(), nn.Linear(16, 10))
+        >>> split(net, head="3").head_names
+        ('3.weight', '3.bias')
+    """
+    if isinstance(module, nn.Module):
+        fixed = module
+        return Model(lambda: fixed, head, name)
+    return Model(module, head, name)
+
+
+class LeNet(nn.Module):
+    """Two 5x5 convolutions with 2x2 max-pooling, two hidden linear layers, and the head ``fc3``."""
+
+    def __init__(
+        self,
+        channels: tuple[int, int],
+        hidden: tuple[int, int],
+        classes: int,
+        image: tuple[int, int, int],
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        height, width = (((side - 4) // 2 - 4) // 2 for side in image[1:])
+        self.conv1 = nn.Conv2d(image[0], channels[0], 5)
+        self.conv2 = nn.Conv2d(channels[0], channels[1], 5)
+        self.bn1: nn.Module = nn.BatchNorm2d(channels[0]) if batch_norm else nn.Identity()
+        self.bn2: nn.Module = nn.BatchNorm2d(channels[1]) if batch_norm else nn.Identity()
+        self.fc1 = nn.Linear(channels[1] * height * width, hidden[0])
+        self.fc2 = nn.Linear(hidden[0], hidden[1])
+        self.fc3 = nn.Linear(hidden[1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scaled images ``(B, 3, H, W)`` to logits ``(B, C)``."""
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 2)
+        x = F.max_pool2d(F.relu(self.bn2(self.conv2(x))), 2)
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.fc3(F.relu(self.fc2(x)))  # type: ignore[no-any-return]
+
+
+_LENETS = {  # convolution channels, hidden units, BatchNorm
+    "lenet5": ((6, 16), (120, 84), False),
+    "lenet5-bn": ((6, 16), (120, 84), True),
+    "lenet-wide": ((64, 64), (384, 192), False),
+    "lenet-wide-bn": ((64, 64), (384, 192), True),
+}
+NAMES = tuple(_LENETS)
+
+
+def build(name: str, classes: int, image: tuple[int, int, int]) -> Model:
+    """A model by name, fitted to the data.
+
+    ``lenet5`` is the textbook net (6 and 16 channels, 120 and 84 hidden units), ``lenet-wide`` the wide one (64 and 64,
+    384 and 192), ``-bn`` their twins with BatchNorm after each convolution.
+
+    Args:
+        name: one of `NAMES`.
+        classes: number of classes.
+        image: ``(channels, height, width)`` of an image.
+
+    Raises:
+        UserError: for an unknown name or images too small for two convolutions.
+    """
+    if name not in _LENETS:
+        raise UserError(f"unknown model '{name}', allowed are {', '.join(NAMES)} and FILE.py:FUNCTION")
+    if min(image[1:]) < 16:
+        raise UserError(f"model '{name}' needs images of at least 16x16, got {image[1]}x{image[2]}; set image_size")
+    channels, hidden, batch_norm = _LENETS[name]
+    return Model(lambda: LeNet(channels, hidden, classes, image, batch_norm), head="fc3", name=name)
