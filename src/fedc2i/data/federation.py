@@ -63,6 +63,7 @@ class Federation:
         classes: class names; a label ``c`` means ``classes[c]``.
         notes: what a reader of a result on this data must know (stand-ins, re-cuts).
         preset: settings the benchmark prescribes (``model``, ``rounds``), used where the user says nothing.
+        averages: further averages that tables show beside ``Avg``, by title the clients they are over.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Federation:
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
     preset: Mapping[str, Any] = field(default_factory=dict)
+    averages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -124,7 +126,8 @@ class Federation:
         for name in names:
             if name not in by_name:
                 raise UserError(f"{self.name}: no client '{name}', allowed are {', '.join(by_name)}")
-        return replace(self, clients=tuple(by_name[name] for name in names))
+        averages = {title: members for title, members in self.averages.items() if set(members) <= set(names)}
+        return replace(self, clients=tuple(by_name[name] for name in names), averages=averages)
 
     def checksums(self) -> dict[str, str]:
         """SHA-256 of every client's images and labels as they are trained on, to trace a number back to its data."""

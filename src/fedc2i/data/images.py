@@ -33,7 +33,7 @@ def read_image(path: Path, size: int | None = None) -> np.ndarray[Any, np.dtype[
             with Image.open(path) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise UserError(f"{path}: {image.width}x{image.height} pixels, allowed are {MAX_PIXELS:,}")
-                picture = image.convert("RGB")
+                picture = _to_rgb(image)
     except UserError:
         raise
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
@@ -41,6 +41,18 @@ def read_image(path: Path, size: int | None = None) -> np.ndarray[Any, np.dtype[
     if size is not None and picture.size != (size, size):
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(picture, dtype=np.uint8)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """As 8-bit RGB: 16-bit grey is scaled (Pillow would clip it to white), transparency is laid on white."""
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no fixed range, allowed are 8 or 16 bits")
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.clip(np.asarray(image), 0, 65535) >> 8).astype(np.uint8))
+    elif image.mode.lower().endswith("a") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
 
 
 def read_images(paths: Iterable[Path], size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -53,7 +65,5 @@ def resize(images: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, np.dtype[
     """uint8 images ``(N, H, W)`` or ``(N, H, W, C)`` to ``size`` x ``size``, bilinear as PIL does it."""
     if images.shape[1:3] == (size, size):
         return images
-    resized = [
-        np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)) for image in images
-    ]
+    resized = [np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)) for image in images]
     return np.stack(resized) if resized else np.zeros((0, size, size, *images.shape[3:]), dtype=np.uint8)
