@@ -1,1 +1,41 @@
-"""Influence-oriented personalised federated learning."""
+"""Influence-oriented personalised federated learning: each site measures whose knowledge helps it.
+
+`run` and `compare` run methods on a `Federation` of clients; `load` and `from_arrays` make one. A new method is a
+subclass of `Method`, a new model comes from `split`.
+"""
+
+from fedc2i.api import compare, run
+from fedc2i.data import Client, Federation, Split, from_arrays, load
+from fedc2i.errors import UserError
+from fedc2i.influence import class_losses, client_losses, influence
+from fedc2i.methods import Download, Method, Phase, Probe, Site, Uploads
+from fedc2i.models import Model, split
+from fedc2i.results import Result, Score
+from fedc2i.runs import read_model
+from fedc2i.training import Batch
+
+__all__ = [
+    "Batch",
+    "Client",
+    "Download",
+    "Federation",
+    "Method",
+    "Model",
+    "Phase",
+    "Probe",
+    "Result",
+    "Score",
+    "Site",
+    "Split",
+    "Uploads",
+    "UserError",
+    "class_losses",
+    "client_losses",
+    "compare",
+    "from_arrays",
+    "influence",
+    "load",
+    "read_model",
+    "run",
+    "split",
+]

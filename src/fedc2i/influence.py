@@ -125,15 +125,16 @@ def influence(losses: Tensor, gamma: float | Tensor, valid: Tensor) -> Tensor:
         valid: ``(K,)`` or ``(K, C)`` booleans; the others get weight 0.
 
     Returns:
-        Weights of the shape of ``losses`` that sum to one over clients. A loss that is not finite gets weight 0; where
-        no loss is left all weights are 0, and the caller decides what to keep.
+        Weights of the shape of ``losses`` that sum to one over clients. A loss that is not finite counts as larger than
+        any that is: without that model a broken one is left among the rest, and giving it nothing instead would give
+        all to the broken one. Where no loss is finite all weights are 0, and the caller decides what to keep.
     """
     if valid.ndim < losses.ndim:
         valid = valid[:, None].expand_as(losses)
-    usable = valid & torch.isfinite(losses)
-    scores = gamma * torch.where(usable, losses, 1.0).clamp(min=SMALLEST_LOSS).log()
-    weights = torch.where(usable, scores, -torch.inf).softmax(0)
-    return torch.where(usable.any(0), weights, 0.0)  # a column without any usable loss is nan after softmax
+    is_finite = torch.isfinite(losses)
+    scores = gamma * torch.where(is_finite, losses, torch.finfo(losses.dtype).max).clamp(min=SMALLEST_LOSS).log()
+    weights = torch.where(valid, scores, -torch.inf).softmax(0)
+    return torch.where((valid & is_finite).any(0), weights, 0.0)  # nan after softmax where none is valid
 
 
 def fill_empty(weights: Tensor, fallback: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     for kind in get_args(hint) if get_origin(hint) in (types.UnionType, typing.Union) else (hint,):
         try:
             return _convert_one(value, kind)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             continue
     raise UserError(f"{where} must be {describe(hint)}, got '{value}'")
 
@@ -96,5 +96,5 @@ def check_at_least(instance: Any, low: float, *names: str) -> None:
     """Refuses a number below ``low``, or one that is not finite."""
     for name in names:
         value = getattr(instance, name)
-        if not low <= value < float("inf"):
+        if not isinstance(value, (int, float)) or not low <= value < float("inf"):
             raise UserError(f"{name} must be a finite number of at least {low:g}, got {value}")

@@ -152,7 +152,7 @@ def train_stacked(
 
     step = vmap(grad(value, has_aux=True), in_dims=(0, 0, 0, context_dims), randomness="different")
     steps = [len(own) for own in batches]
-    finished: dict[str, list[Tensor]] = {name: [tensor] * len(steps) for name, tensor in params.items()}
+    finished: dict[str, list[Tensor]] = {name: list(tensor) for name, tensor in params.items()}
     for s in range(max(steps)):
         batch = _gather(data, [own[s] if s < len(own) else own[0][:0] for own in batches])
         gradients, fixed = step(free, fixed, batch, context)

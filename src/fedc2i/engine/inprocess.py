@@ -21,6 +21,7 @@ from fedc2i.engine.stacked import Stacked as StackedExecutor
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Download, Method
 from fedc2i.models import Model
+from fedc2i.options import check_at_least, check_choice
 from fedc2i.params import Stacked, replace_rows, row, rows, size_in_bytes, stack
 from fedc2i.training import Training
 
@@ -49,6 +50,11 @@ class Settings:
     init: Literal["common", "independent"] = "common"
     executor: Literal["auto", "looped", "stacked"] = "auto"
     training: Training = field(default_factory=Training)
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "rounds", "evaluate_every")
+        check_at_least(self, 0, "patience")
+        check_choice(self, "init", "executor")
 
     def participants(self, clients: int) -> int:
         """How many of ``clients`` take part in a round."""
@@ -112,6 +118,7 @@ def federate(
     seed: int,
     device: torch.device | str = "cpu",
     on_round: Callable[[Round], None] | None = None,
+    on_client: Callable[[int, int], None] | None = None,
 ) -> Outcome:
     """Runs one federation with one seed.
 
@@ -123,13 +130,15 @@ def federate(
         seed: decides every random draw.
         device: where to compute.
         on_round: called after every round.
+        on_client: called during local training with the number of clients done and the number there are.
     """
     names, everyone = federation.names, list(range(len(federation.clients)))
     device = torch.device(device)
     model.check(federation.clients[0].train.x[:2], len(federation.classes))
     _check_splits(method, settings, federation)
     data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
-    executor = _executor(Recipe(method, model, settings.training, settings.rounds, seed), data, settings, device)
+    recipe = Recipe(method, model, settings.training, settings.rounds, seed)
+    executor = _executor(recipe, data, settings, device, on_client)
     server = Server(method, torch.tensor([own.samples for own in data], device=device))
     own = _first_models(method, model, settings, names, seed, device)
     stopping = _Patience(settings.patience)
@@ -172,7 +181,13 @@ def federate(
     return Outcome(own, received, last)
 
 
-def _executor(recipe: Recipe, data: Sequence[ClientData], settings: Settings, device: torch.device) -> Executor:
+def _executor(
+    recipe: Recipe,
+    data: Sequence[ClientData],
+    settings: Settings,
+    device: torch.device,
+    on_client: Callable[[int, int], None] | None,
+) -> Executor:
     """The one asked for; by itself, stacked on a GPU unless padding would enter BatchNorm's statistics."""
     pads_statistics = recipe.model.has_statistics and len({own.samples for own in data}) > 1
     if settings.executor == "stacked" and pads_statistics:
@@ -181,7 +196,7 @@ def _executor(recipe: Recipe, data: Sequence[ClientData], settings: Settings, de
             "training samples; use executor=looped"
         )
     stacked = settings.executor == "stacked" or (settings.executor == "auto" and device.type == "cuda")
-    return StackedExecutor(recipe, data) if stacked and not pads_statistics else Looped(recipe, data)
+    return StackedExecutor(recipe, data) if stacked and not pads_statistics else Looped(recipe, data, on_client)
 
 
 def _first_models(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -39,17 +39,20 @@ class Executor(Protocol):
 class Looped:
     """`Executor` that serves one client after the other."""
 
-    def __init__(self, recipe: Recipe, data: Sequence[ClientData]) -> None:
+    def __init__(
+        self, recipe: Recipe, data: Sequence[ClientData], on_client: Callable[[int, int], None] | None = None
+    ) -> None:
         self._clients = [LocalClient(recipe, own) for own in data]
+        self._on_client = on_client
 
     def train(self, clients: Sequence[int], starts: Stacked, download: Download, round: int) -> Stacked:
         """Local runs of ``round``."""
-        return stack(
-            [
-                self._clients[m].train(row(starts, k), download.to(m), download.position(m), round)
-                for k, m in enumerate(clients)
-            ]
-        )
+        trained = []
+        for k, m in enumerate(clients):
+            trained.append(self._clients[m].train(row(starts, k), download.to(m), download.position(m), round))
+            if self._on_client is not None:
+                self._on_client(k + 1, len(clients))
+        return stack(trained)
 
     def upload(self, clients: Sequence[int], own: Stacked, download: Download, round: int) -> Stacked:
         """What leaves the clients after their local runs."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from fedc2i.errors import UserError
 from fedc2i.influence import (
     class_losses,
     client_losses,
@@ -69,8 +70,9 @@ class FedC2I(Method):
         check_at_least(self, 0, "gamma")
         if self.gamma_class is not None:
             check_at_least(self, 0, "gamma_class")
-        if self.influence_samples != "all":
-            check_at_least(self, 1, "influence_samples")
+        samples = self.influence_samples
+        if samples != "all" and not (isinstance(samples, int) and samples >= 1):
+            raise UserError(f"influence_samples must be a whole number of at least 1, or all, got '{samples}'")
 
     @property
     def probe(self) -> Probe:
@@ -91,6 +93,8 @@ class FedC2I(Method):
         assert batch is not None
         model = site.model
         peers = select(site.received, (*model.body_names, *model.head_names))
+        if not peers:  # no upload was usable yet
+            return own, {}
         valid = finite(peers)  # one model with a nan would spoil every mean it is part of
         peers = zero_where_not(valid, peers)
         bodies, heads = select(peers, model.body_names), select(peers, model.head_names)

@@ -1,0 +1,80 @@
+"""Running methods from Python: `run` for one, `compare` for several on equal terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedc2i.data.federation import Federation
+from fedc2i.methods.base import Method
+from fedc2i.models import Model
+from fedc2i.plans import Observer, Plan, prepare
+from fedc2i.report import figures, tables
+from fedc2i.results import Result
+from fedc2i.runs import new_folder, slug
+
+
+def run(
+    method: str | Method = "fedc2i",
+    data: str | Federation = "embedded",
+    *,
+    model: str | Model | None = None,
+    out: Path | str | None = None,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> Result:
+    """Runs one method and returns its result.
+
+    Args:
+        method: a name such as ``"fedc2i"``, ``"FILE.py:CLASS"``, or a `Method`.
+        data: a data set such as ``"embedded"`` or ``"folder:DIR"``, or a `Federation`.
+        model: a name such as ``"lenet5"`` or a `Model` from `split`; the data's preset by default.
+        out: a new folder to write the run into; nothing is written without it.
+        observer: watches the run.
+        **settings: run settings (``rounds=20, seeds=(0, 1, 2), lr=1e-3``) and method options (``gamma=5.0``).
+
+    Raises:
+        UserError: for settings that do not fit, before anything is computed.
+    """
+    (plan,) = prepare([method], settings, data, model)
+    folder = None if out is None else new_folder(Path(out))
+    return execute(plan, folder, observer)
+
+
+def compare(
+    wanted: Sequence[str | Method],
+    data: str | Federation = "embedded",
+    *,
+    model: str | Model | None = None,
+    out: Path | str | None = None,
+    observer: Observer | None = None,
+    **settings: Any,
+) -> list[Result]:
+    """Runs several methods on the same data, model, seeds and settings; arguments as for `run`.
+
+    A method option given as a keyword goes to every method that has it. With ``out``, every method has its own run
+    folder inside, beside the comparison.
+    """
+    plans = prepare(wanted, settings, data, model)
+    folder = None if out is None else new_folder(Path(out))
+    return execute_all(plans, folder, observer)
+
+
+def execute(plan: Plan, folder: Path | None, observer: Observer | None = None) -> Result:
+    """Runs a plan and draws its figures into the folder."""
+    result = plan.execute(folder, observer)
+    if folder is not None:
+        figures.draw_run(result, folder)
+    return result
+
+
+def execute_all(plans: Sequence[Plan], folder: Path | None, observer: Observer | None = None) -> list[Result]:
+    """Runs plans in order; with a folder, each in a folder of its own inside, and the comparison beside them."""
+    results = [
+        execute(plan, None if folder is None else new_folder(folder / slug(plan.key)), observer) for plan in plans
+    ]
+    if folder is not None:
+        tables.write_comparison(results, folder)
+        figures.draw_comparison(results, folder)
+    return results

@@ -1,0 +1,210 @@
+"""From what a user asked for to runs that are ready to start, every setting checked before anything is computed."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedc2i import data as sources
+from fedc2i import methods, models, plugins
+from fedc2i.config import Config, make, run_settings
+from fedc2i.data.federation import Federation
+from fedc2i.engine import Round, federate
+from fedc2i.errors import UserError
+from fedc2i.methods.base import Method
+from fedc2i.models import Model
+from fedc2i.options import convert
+from fedc2i.results import Result
+from fedc2i.runs import RunFolder
+
+
+class Observer(Protocol):
+    """Something that watches runs, such as a progress bar."""
+
+    def begin(self, result: Result, seed: int) -> None:
+        """A seed starts."""
+        ...
+
+    def client(self, done: int, of: int) -> None:
+        """Some of a round's clients have finished their local run."""
+        ...
+
+    def round(self, report: Round) -> None:
+        """A round ended."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that is ready to start.
+
+    Attributes:
+        method: what to run.
+        model: what is trained.
+        federation: on whose data.
+        config: the complete settings.
+        label: the method's title with the options that differ from its defaults, for tables.
+        key: the same as typed on a command line, e.g. ``fedc2i:gamma=2.0``.
+    """
+
+    method: Method
+    model: Model
+    federation: Federation
+    config: Config
+    label: str
+    key: str
+
+    def execute(self, folder: Path | None = None, observer: Observer | None = None) -> Result:
+        """Runs every seed, writing into ``folder``, if there is one, as it goes."""
+        result = Result(self.method, self.config, self.federation, self.label, self.key)
+        files = None if folder is None else RunFolder(folder, self.federation.names)
+        if files is not None:
+            files.begin(self.config)
+
+        def on_round(report: Round) -> None:
+            result.rounds.append(report)
+            if files is not None:
+                files.record(report)
+            if observer is not None:
+                observer.round(report)
+
+        for seed in self.config.seeds:
+            if observer is not None:
+                observer.begin(result, seed)
+            result.outcomes[seed] = federate(
+                self.method,
+                self.model,
+                self.federation,
+                self.config.settings(),
+                seed,
+                self.config.torch_device(),
+                on_round,
+                None if observer is None else observer.client,
+            )
+            if files is not None:
+                files.save_models(seed, result.outcomes[seed])
+        if files is not None:
+            files.finish(result)
+        return result
+
+
+def prepare(
+    wanted: Sequence[str | Method],
+    settings: Mapping[str, Any],
+    data: str | Federation | None = None,
+    model: str | Model | None = None,
+) -> list[Plan]:
+    """Plans for several methods that share data, model, seeds and settings.
+
+    Args:
+        wanted: each a name or ``FILE.py:CLASS``, with or without options of its own behind a colon
+            (``fedc2i:gamma=2,missing=own``), or a `Method`.
+        settings: run settings and method options by name. A method option goes to every method that has it.
+        data: a data set's name or a `Federation`; ``settings["data"]`` by default.
+        model: a name, ``FILE.py:FUNCTION`` or a `Model`; ``settings["model"]`` or the data's preset by default.
+
+    Raises:
+        UserError: for anything that is unknown or does not fit.
+    """
+    if not wanted:
+        raise UserError("name at least one method; `fedc2i methods` lists them")
+    values = {**{name: value for name, value in settings.items() if name != "options"}, **settings.get("options", {})}
+    values |= {"data": data} if isinstance(data, str) else {}
+    values |= {"model": model} if isinstance(model, str) else {}
+    parsed = [_parse(method) for method in wanted]
+    _refuse_unknown(values, [kind for kind, _, _ in parsed])
+
+    drafts: list[tuple[Method, Config]] = []
+    for kind, name, own in parsed:
+        allowed = {*run_settings(), *_option_names(kind)}
+        config = make(kind, {**{key: value for key, value in values.items() if key in allowed}, **own, "method": name})
+        drafts.append((kind(**config.options), config))
+
+    first = drafts[0][1]
+    federation = data if isinstance(data, Federation) else _load(first)
+    fitted = first.fitted(federation)
+    built = model if isinstance(model, Model) else _build(str(fitted.model), federation)
+    built.check(federation.clients[0].train.x[:2], len(federation.classes))
+    fitted.settings().participants(len(federation.clients))
+    fitted.torch_device()
+
+    plans = []
+    for method, draft in drafts:
+        config = replace(draft.fitted(federation), options=asdict(method), model=fitted.model)
+        config = replace(config, data=federation.name) if isinstance(data, Federation) else config
+        config = replace(config, model=model.name) if isinstance(model, Model) else config
+        said = [
+            f"{part.name}={value}" for part in fields(method) if (value := getattr(method, part.name)) != part.default
+        ]
+        label = f"{method.title} ({', '.join(said)})" if said else method.title
+        key = f"{method.name}:{','.join(said)}" if said else method.name
+        plans.append(Plan(method, built, federation, config, label, key))
+    labels = [plan.label for plan in plans]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UserError(f"{label} is named {labels.count(label)} times")
+    return plans
+
+
+def _parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
+    """The method's class, its name as the user wrote it, and the options that came with it."""
+    if isinstance(wanted, Method):
+        return type(wanted), wanted.name, asdict(wanted)
+    if plugins.is_plugin(wanted):
+        file, _, rest = wanted.partition(".py:")
+        attribute, _, options = rest.partition(":")
+        name = f"{file}.py:{attribute}"
+        kind = plugins.load(name)
+        if not (isinstance(kind, type) and issubclass(kind, Method)):
+            raise UserError(f"{name} is not a subclass of fedc2i.Method")
+    else:
+        name, _, options = wanted.partition(":")
+        kind = methods.get(name)
+    if not kind.name or not kind.title:
+        raise UserError(f"{name} needs the class attributes name and title")
+    hints = typing.get_type_hints(kind)
+    own = {}
+    for entry in filter(None, options.split(",")):
+        key, equals, value = entry.partition("=")
+        if not equals or key not in _option_names(kind):
+            allowed = ", ".join(_option_names(kind)) or "none"
+            raise UserError(f"'{wanted}': no option '{key}', allowed are {allowed}, written name=value")
+        own[key] = convert(value, hints[key], f"'{wanted}': {key}")
+    return kind, name, own
+
+
+def _option_names(kind: type[Method]) -> list[str]:
+    return [part.name for part in fields(kind)]
+
+
+def _refuse_unknown(values: Mapping[str, Any], kinds: Sequence[type[Method]]) -> None:
+    options = sorted({name for kind in kinds for name in _option_names(kind)})
+    for name in values:
+        if name not in run_settings() and name not in options:
+            owner = kinds[0].name if len(kinds) == 1 else "these methods"
+            raise UserError(
+                f"unknown setting '{name}'; {owner}: {', '.join(options) or 'no options'}; "
+                f"every run: {', '.join(run_settings())}"
+            )
+
+
+def _load(config: Config) -> Federation:
+    return sources.load(
+        config.data,
+        data_dir=None if config.data_dir is None else Path(config.data_dir),
+        image_size=config.image_size,
+        partition=config.partition,
+        seed=config.data_seed,
+    )
+
+
+def _build(name: str, federation: Federation) -> Model:
+    if not plugins.is_plugin(name):
+        return models.build(name, len(federation.classes), federation.image_shape)
+    built = plugins.load(name)(len(federation.classes), federation.image_shape)
+    if not isinstance(built, Model):
+        raise UserError(f"{name} must return fedc2i.split(module, head=...), got {type(built).__name__}")
+    return built

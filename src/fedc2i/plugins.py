@@ -1,0 +1,41 @@
+"""A user's own method or model from a Python file, named on the command line as ``FILE.py:NAME``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedc2i.errors import UserError
+
+
+def is_plugin(name: str) -> bool:
+    """Whether a name on the command line means a file."""
+    return ".py:" in name
+
+
+def load(name: str) -> Any:
+    """The object called NAME in FILE.py. The file is executed, as with ``python FILE.py``.
+
+    Raises:
+        UserError: if there is no such file, it fails, or it does not define the name.
+    """
+    file, _, attribute = name.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"{file}: no such file")
+    module_name = f"fedc2i_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up while the file is executed
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{file}: {type(error).__name__}: {error}") from error
+    if not hasattr(module, attribute):
+        public = sorted(found for found in vars(module) if not found.startswith("_"))
+        raise UserError(f"{file} defines no '{attribute}', only {', '.join(public)}")
+    return getattr(module, attribute)

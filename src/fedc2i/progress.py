@@ -1,0 +1,85 @@
+"""Live progress of runs: a bar in a terminal, one line a seed elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedc2i.engine import Round
+from fedc2i.engine.inprocess import POINTS
+from fedc2i.results import Result
+
+
+class ProgressView:
+    """An observer that shows rounds, clients, time left and current accuracies on ``console``."""
+
+    def __init__(self, console: Console, runs: int) -> None:
+        """Watches ``runs`` runs (methods times seeds) in a row."""
+        self._console = console
+        self._runs = runs
+        self._started = 0
+        self._label = ""
+        self._began = time.perf_counter()
+        self._last: Round | None = None
+        self._live = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[clients]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> ProgressView:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._close()
+        self._live.stop()
+
+    def begin(self, result: Result, seed: int) -> None:
+        """A seed starts: its own bar; the one before it stays as a line."""
+        self._close()
+        self._started += 1
+        self._began, self._last = time.perf_counter(), None
+        self._label = f"[{self._started}/{self._runs}] {result.label}, seed {seed}"
+        self._task = self._live.add_task(self._label, total=result.config.rounds, clients="", accuracy="")
+
+    def client(self, done: int, of: int) -> None:
+        """Local runs finished within the round."""
+        assert self._task is not None
+        self._live.update(self._task, clients=f"client {done}/{of}")
+
+    def round(self, report: Round) -> None:
+        """A round ended."""
+        assert self._task is not None
+        self._last = report if report.metrics else self._last
+        self._live.update(self._task, completed=report.round, accuracy=self._accuracy())
+        for name in report.refused:
+            self._console.print(f"round {report.round}: the upload of {name} was not finite and was left out")
+
+    def _accuracy(self) -> str:
+        if self._last is None:
+            return ""
+        return "  ".join(f"{point} {self._last.mean(point):.2f} %" for point in POINTS)
+
+    def _close(self) -> None:
+        if self._task is None or self._last is None:
+            return
+        self._live.update(self._task, clients="", total=self._last.round)
+        if self._live.disable:
+            seconds = time.perf_counter() - self._began
+            self._console.print(
+                f"{self._label}: {self._last.round} rounds in {seconds:.1f} s, {self._accuracy()}", highlight=False
+            )
+        self._task = None

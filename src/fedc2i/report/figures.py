@@ -1,0 +1,191 @@
+"""Figures as PNG: accuracy over rounds, influence heat maps, raw samples."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedc2i.data.federation import Federation
+from fedc2i.engine.inprocess import POINTS
+from fedc2i.results import Array, Result
+from fedc2i.runs import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import TwoSlopeNorm
+    from matplotlib.figure import Figure
+
+MOST_PANELS = 12  # clients shown in figures that have a panel for each
+MOST_LABELS = 40  # names on an axis that can still be read
+_COLOURS = "PiYG"  # two hues of equal weight, light enough for black figures
+
+
+def draw_run(result: Result, folder: Path) -> None:
+    """Every figure of one run into its folder."""
+    save(accuracy(result), folder / "accuracy.png")
+    save(samples(result.federation), folder / "samples.png")
+    vectors = _mean_over_seeds(result, "influence_vector")
+    if vectors.size:
+        save(influence_vectors(result, vectors), folder / "influence.png")
+    matrices = _mean_over_seeds(result, "influence_matrix")
+    if matrices.size:
+        save(influence_matrices(result, matrices[-1]), folder / "influence_classes.png")
+
+
+def draw_comparison(results: Sequence[Result], folder: Path) -> None:
+    """The average accuracy of all methods over rounds."""
+    figure, axes = _figure(2, 1, 5.2, 3.6)
+    for point, axis in zip(POINTS, axes[0], strict=True):
+        for result in results:
+            rounds, values = result.curve(point)
+            axis.plot(rounds, values.mean(1), label=result.label, marker="." if len(rounds) < 3 else None)
+        _dress(axis, point)
+    axes[0][0].legend(fontsize=8)
+    save(figure, folder / "comparison.png")
+
+
+def accuracy(result: Result) -> Figure:
+    """Test accuracy of every client over rounds, at both points, mean over seeds."""
+    figure, axes = _figure(2, 1, 5.2, 3.6)
+    names = result.federation.names
+    for point, axis in zip(POINTS, axes[0], strict=True):
+        rounds, values = result.curve(point)
+        for k, name in enumerate(names[:MOST_PANELS]):
+            axis.plot(rounds, values[:, k], label=name, linewidth=1.2, marker="." if len(rounds) < 3 else None)
+        axis.plot(rounds, values.mean(1), color="black", linewidth=2, label=f"average of {len(names)}")
+        _dress(axis, point)
+    axes[0][1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    figure.suptitle(f"{result.label} on {result.config.data}", fontsize=11)
+    return figure
+
+
+def influence_vectors(result: Result, vectors: Array, rounds: Sequence[int] | None = None) -> Figure:
+    """Heat maps of the influence vectors at chosen rounds: row m shows what every client is worth to client m.
+
+    Args:
+        result: for names.
+        vectors: ``(T, M, M)``.
+        rounds: which rounds, from 1; by default the first, a tenth, half and the whole of the run.
+    """
+    chosen = rounds or result.federation.preset.get("figure_rounds") or ()
+    chosen = [number for number in chosen if number <= len(vectors)] or chosen_rounds(len(vectors))
+    names, count = result.federation.names, vectors.shape[1]
+    side = min(max(2.2, 0.48 * count), 7)
+    figure, axes = _figure(len(chosen), 1, side, side + 0.3)
+    shades = _around_equal_share(vectors[[number - 1 for number in chosen]], count)
+    for number, axis in zip(chosen, axes[0], strict=True):
+        image = axis.imshow(vectors[number - 1], norm=shades, cmap=_COLOURS)
+        axis.set_title(f"round {number}", fontsize=10)
+        _name_axis(axis, "x", names)
+        _name_axis(axis, "y", names if axis is axes[0][0] else ())
+        if count <= 10:
+            _write_values(axis, vectors[number - 1])
+    axes[0][0].set_ylabel("client that is helped")
+    axes[0][0].set_xlabel("client that helps")
+    figure.colorbar(image, ax=list(axes[0]), shrink=0.8, label="influence λ (white: equal share)", pad=0.01)
+    seeds = len(result.config.seeds)
+    figure.suptitle(f"{result.label} on {result.config.data}" + (f", mean of {seeds} seeds" if seeds > 1 else ""))
+    return figure
+
+
+def influence_matrices(result: Result, matrices: Array) -> Figure:
+    """The influence matrix of every client after the last round, ``(M, M, C)``: who helps it with which class."""
+    names, classes = result.federation.names, result.federation.classes
+    shown = min(len(names), MOST_PANELS)
+    across = min(shown, 3)
+    wide, high = max(3.0, 0.34 * len(classes)), max(1.8, 0.3 * len(names) + 0.9)
+    figure, axes = _figure(across, -(-shown // across), min(wide, 9), min(high, 7))
+    shades = _around_equal_share(matrices[:shown], len(names))
+    for m, axis in enumerate(axes.flat):
+        if m >= shown:
+            axis.set_axis_off()
+            continue
+        image = axis.imshow(matrices[m], norm=shades, cmap=_COLOURS, aspect="auto")
+        axis.set_title(f"helps {names[m]}", fontsize=9)
+        _name_axis(axis, "x", classes)
+        _name_axis(axis, "y", names if m % across == 0 else ())
+    figure.colorbar(image, ax=list(axes.flat), shrink=0.8, label="influence Λ (white: equal share)", pad=0.01)
+    figure.suptitle(f"{result.label} on {result.config.data}: influence per class, last round")
+    return figure
+
+
+def samples(federation: Federation, classes: int = 5) -> Figure:
+    """The first test image of some classes for every client: what the shift between clients looks like."""
+    clients, shown = federation.clients[:MOST_PANELS], min(classes, len(federation.classes))
+    figure, axes = _figure(shown, len(clients), 0.9, 0.9)
+    for client, line in zip(clients, axes, strict=True):
+        for label, axis in enumerate(line):
+            axis.set_xticks([])
+            axis.set_yticks([])
+            found = (client.test.y == label).nonzero().flatten()
+            if len(found):
+                axis.imshow(client.test.x[found[0]].permute(1, 2, 0).numpy())
+            else:
+                axis.set_axis_off()
+            if client is clients[0]:
+                axis.set_title(federation.classes[label], fontsize=7)
+        line[0].set_axis_on()
+        line[0].set_ylabel(client.name, fontsize=7, rotation=0, ha="right", va="center")
+    return figure
+
+
+def chosen_rounds(rounds: int) -> list[int]:
+    """The first round, a tenth, half and the whole of a run."""
+    return sorted({1, max(1, rounds // 10), max(1, rounds // 2), rounds})
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As PNG, whole or not at all."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
+    write_atomically(path, buffer.getvalue())
+
+
+def _mean_over_seeds(result: Result, name: str) -> Array:
+    found = [result.influence(name, seed) for seed in result.config.seeds]
+    shortest = min(len(array) for array in found)  # early stopping may end seeds at different rounds
+    mean: Array = np.stack([array[:shortest] for array in found]).mean(0)
+    return mean
+
+
+def _figure(across: int, down: int, wide: float, high: float) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure  # imported late: matplotlib takes half a second, pyplot is not needed
+
+    figure = Figure(figsize=(wide * across, high * down), layout="constrained")
+    return figure, figure.subplots(down, across, squeeze=False)
+
+
+def _dress(axis: Axes, title: str) -> None:
+    axis.set_title(title, fontsize=10)
+    axis.set_xlabel("round")
+    axis.set_ylabel("test accuracy (%)")
+    axis.grid(alpha=0.3)
+    axis.locator_params(axis="x", integer=True)
+
+
+def _name_axis(axis: Axes, which: str, names: Sequence[str]) -> None:
+    ticks = range(len(names)) if len(names) <= MOST_LABELS else ()
+    texts = [names[k] for k in ticks]
+    if which == "x":
+        axis.set_xticks(list(ticks), texts, fontsize=7, rotation=45, ha="right", rotation_mode="anchor")
+    else:
+        axis.set_yticks(list(ticks), texts, fontsize=7)
+
+
+def _around_equal_share(values: Array, clients: int) -> TwoSlopeNorm:
+    """Colours that meet at 1/M: one side helps more than an equal share, the other less."""
+    from matplotlib.colors import TwoSlopeNorm
+
+    equal = 1 / clients
+    reach = max(float(np.nanmax(values)) - equal, equal - float(np.nanmin(values)), 1e-6)
+    return TwoSlopeNorm(equal, equal - min(reach, equal), equal + reach)
+
+
+def _write_values(axis: Axes, values: Array) -> None:
+    for (m, i), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            axis.text(i, m, f"{value:.2f}", ha="center", va="center", fontsize=7)

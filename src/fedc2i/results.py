@@ -1,0 +1,145 @@
+"""The result of a run: every round's report, and the numbers a table needs."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from fedc2i.config import Config
+from fedc2i.data.federation import Federation
+from fedc2i.engine import Outcome, Round
+from fedc2i.engine.inprocess import POINTS, Point
+from fedc2i.methods.base import Method
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean and sample standard deviation (none for a single seed) over seeds."""
+
+    mean: float
+    sd: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float] | Array) -> Score:
+        """Over one value a seed."""
+        sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(float(np.mean(values)), sd)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" if self.sd is None else f"{self.mean:.2f} ± {self.sd:.2f}"
+
+
+@dataclass
+class Result:
+    """All rounds of all seeds of one method on one federation.
+
+    Attributes:
+        method: what was run.
+        config: how.
+        federation: on what.
+        rounds: the reports, in order, seed after seed.
+        outcomes: the last models, by seed.
+        label: the method's title with the options that were set, for tables.
+        key: the same as typed on a command line.
+    """
+
+    method: Method
+    config: Config
+    federation: Federation
+    label: str
+    key: str
+    rounds: list[Round] = field(default_factory=list)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+    def last(self, seed: int) -> Round:
+        """The last evaluated round of a seed."""
+        return next(report for report in reversed(self.rounds) if report.seed == seed and report.metrics)
+
+    def accuracy(self, point: Point, metric: str = "accuracy") -> Array:
+        """``(seeds, clients)`` after the last round; nan where a client has no such metric."""
+        return np.array(
+            [[own.get(metric, np.nan) for own in self.last(seed).metrics[point]] for seed in self.config.seeds]
+        )
+
+    def scores(self, point: Point, metric: str = "accuracy") -> dict[str, Score]:
+        """By client, then ``Avg`` and the data set's further averages: within a seed first, then over seeds."""
+        values = self.accuracy(point, metric)
+        names = self.federation.names
+        scores = {name: Score.of(values[:, k]) for k, name in enumerate(names)}
+        for title, members in {"Avg": names, **self.federation.averages}.items():
+            scores[title] = Score.of(values[:, [names.index(name) for name in members]].mean(1))
+        return scores
+
+    def curve(self, point: Point, metric: str = "accuracy") -> tuple[Array, Array]:
+        """Evaluated rounds ``(R,)`` and the metric ``(R, clients)``, mean over seeds."""
+        by_round: dict[int, list[list[float]]] = {}
+        for report in self.rounds:
+            if report.metrics:
+                by_round.setdefault(report.round, []).append([own.get(metric, np.nan) for own in report.metrics[point]])
+        return np.array(list(by_round)), np.array([np.mean(values, axis=0) for values in by_round.values()])
+
+    def influence(self, name: str = "influence_vector", seed: int | None = None) -> Array:
+        """Every round's diagnostics of a seed (the first by default), stacked: ``(rounds, M, M, ...)``.
+
+        Entry ``[t, m, i]`` is what client m measured of client i after the exchange of round t + 1.
+        """
+        seed = self.config.seeds[0] if seed is None else seed
+        found = [report.influence[name] for report in self.rounds if report.seed == seed and name in report.influence]
+        return np.stack(found) if found else np.zeros((0,))
+
+    @property
+    def seconds(self) -> float:
+        """Of all rounds together."""
+        return sum(report.seconds for report in self.rounds)
+
+    def summary(self) -> dict[str, Any]:
+        """What ``summary.json`` holds: scores at both points, cost, versions and data checksums."""
+        return {
+            "method": self.config.method,
+            "title": self.label,
+            "data": self.config.data,
+            "clients": list(self.federation.names),
+            "classes": list(self.federation.classes),
+            "seeds": list(self.config.seeds),
+            "rounds": max(report.round for report in self.rounds),
+            "headline": self.method.headline,
+            "points": {point: self._point(point) for point in POINTS},
+            "seconds": round(self.seconds, 3),
+            "seconds_per_round": round(self.seconds / len(self.rounds), 4),
+            "bytes_up_per_client_round": self.rounds[-1].bytes_up,
+            "bytes_down_per_client_round": self.rounds[-1].bytes_down,
+            "refused": [
+                {"seed": report.seed, "round": report.round, "clients": list(report.refused)}
+                for report in self.rounds
+                if report.refused
+            ],
+            "notes": list(self.federation.notes),
+            "data_checksums": self.federation.checksums(),
+            "versions": versions(),
+            "device": str(self.config.torch_device()),
+        }
+
+    def _point(self, point: Point) -> dict[str, Any]:
+        metrics = sorted({name for own in self.last(self.config.seeds[0]).metrics[point] for name in own})
+        return {
+            metric: {name: {"mean": score.mean, "sd": score.sd} for name, score in self.scores(point, metric).items()}
+            for metric in metrics
+        }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that decide numbers."""
+    found = {"python": platform.python_version()}
+    for package in ("fedc2i", "torch", "numpy", "scikit-learn", "pillow", "matplotlib"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # run from a source tree that is not installed
+            found[package] = "not installed"
+    return found

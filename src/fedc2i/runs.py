@@ -1,0 +1,188 @@
+"""The run folder: everything a run leaves behind, written so that a file is either whole or absent.
+
+config.toml        the settings, complete; ``fedc2i run --config`` repeats the run
+metrics.jsonl      one line per seed, round, client, point and metric, appended after every round
+influence.npz      λ and Λ (and their losses) of every round and seed
+models/            every client's last model at both points, safetensors
+*.png              figures
+summary.json       scores, cost, versions, data checksums; written last, so its presence means the run is complete
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+
+from fedc2i.config import Config
+from fedc2i.engine import Outcome, Round
+from fedc2i.engine.inprocess import POINTS, Point
+from fedc2i.errors import UserError
+from fedc2i.params import Params, Stacked
+from fedc2i.results import Result
+
+
+class RunFolder:
+    """Writes one run's files into a folder of its own."""
+
+    def __init__(self, path: Path, clients: tuple[str, ...]) -> None:
+        self.path = path
+        self._clients = clients
+
+    def begin(self, config: Config) -> None:
+        """Writes the configuration."""
+        self.write("config.toml", config.to_toml().encode())
+
+    def record(self, report: Round) -> None:
+        """Appends a round's metrics."""
+        lines = [
+            json.dumps(
+                {
+                    "seed": report.seed,
+                    "round": report.round,
+                    "client": client,
+                    "point": point,
+                    "metric": metric,
+                    "value": round(value, 6),
+                },
+                ensure_ascii=False,
+            )
+            for point, metrics in report.metrics.items()
+            for client, own in zip(self._clients, metrics, strict=True)
+            for metric, value in own.items()
+        ]
+        if lines:
+            with (
+                writing(self.path / "metrics.jsonl"),
+                (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file,
+            ):
+                file.write("\n".join(lines) + "\n")
+
+    def save_models(self, seed: int, outcome: Outcome) -> None:
+        """Every client's last model at both points."""
+        for point in POINTS:
+            tensors = {
+                f"{client}/{name}": rows[k].detach().cpu().contiguous()
+                for name, rows in _models(outcome, point).items()
+                for k, client in enumerate(self._clients)
+            }
+            self.write(f"models/seed{seed}-{point}.safetensors", save(tensors))
+
+    def finish(self, result: Result) -> None:
+        """Writes influence and, last of all, the summary."""
+        arrays = {
+            f"seed{seed}_{name}": result.influence(name, seed)
+            for seed in result.config.seeds
+            for name in ("influence_vector", "influence_matrix", "client_losses", "class_losses")
+        }
+        measured = {name: array for name, array in arrays.items() if array.size}
+        if measured:
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, clients=np.array(self._clients), **measured)  # type: ignore[arg-type]
+            self.write("influence.npz", buffer.getvalue())
+        self.write("summary.json", to_json(result.summary()).encode())
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file beside its place, then moves it there."""
+        write_atomically(self.path / name, content)
+
+
+def _models(outcome: Outcome, point: Point) -> Stacked:
+    return outcome.trained if point == "trained" else outcome.received
+
+
+def to_json(value: Any) -> str:
+    """Readable JSON; numbers that are not finite become null, which JSON has no other way to say."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(name): plain(entry) for name, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(entry) for entry in value]
+        if isinstance(value, float) and not np.isfinite(value):
+            return None
+        return value
+
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns the operating system's refusals into a line that a person can act on."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """The file is either the old one or the whole new one, whatever happens."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            beside.write_bytes(content)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def new_folder(out: Path | None, stem: str = "run") -> Path:
+    """Makes the folder of a run: ``out``, or the first free ``runs/<stem>-<number>``.
+
+    Raises:
+        UserError: if ``out`` exists and is not an empty folder, or cannot be made.
+    """
+    if out is not None:
+        with writing(out):
+            if out.exists() and (not out.is_dir() or any(out.iterdir())):
+                raise UserError(f"{out}: exists already; choose another --out or remove it")
+            out.mkdir(parents=True, exist_ok=True)
+            if not os.access(out, os.W_OK | os.X_OK):
+                raise UserError(f"{out}: no permission to write there")
+        return out
+    parent, number = Path("runs"), 1
+    with writing(parent):
+        parent.mkdir(exist_ok=True)
+        while True:
+            try:
+                folder = parent / f"{stem}-{number:03d}"
+                folder.mkdir()
+                return folder
+            except FileExistsError:  # taken, perhaps this very moment by a run beside this one
+                number += 1
+
+
+def slug(text: str) -> str:
+    """A name that is safe as a folder everywhere."""
+    return re.sub(r"[^a-z0-9.=]+", "-", text.lower()).strip("-.") or "run"
+
+
+def read_model(folder: Path | str, client: str, seed: int = 0, point: Point = "trained") -> Params:
+    """A client's last model from a run folder, ready for ``module.load_state_dict``.
+
+    Raises:
+        UserError: if there is no such run, seed or client.
+    """
+    path = Path(folder) / "models" / f"seed{seed}-{point}.safetensors"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; is this a complete run folder, and was seed {seed} part of the run?")
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as safetensors ({error})") from None
+    prefix = f"{client}/"
+    found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    if not found:
+        clients = sorted({name.rpartition("/")[0] for name in tensors})
+        raise UserError(f"{path}: no client '{client}', allowed are {', '.join(clients)}")
+    return found
