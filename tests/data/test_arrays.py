@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import contextlib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedc2i.data import arrays, from_arrays
+from fedc2i.data.federation import Federation
+from fedc2i.errors import UserError
+
+Arrays = dict[str, Any]
+
+
+def some(count: int = 6, shape: tuple[int, ...] = (8, 9), classes: int = 3) -> Arrays:
+    rng = np.random.default_rng(count)
+    return {
+        "x_train": rng.integers(0, 256, (count, *shape), np.uint8),
+        "y_train": np.arange(count) % classes,
+        "x_test": rng.integers(0, 256, (3, *shape), np.uint8),
+        "y_test": np.arange(3) % classes,
+    }
+
+
+def write(root: Path, name: str, content: Arrays) -> Path:
+    root.mkdir(exist_ok=True)
+    np.savez_compressed(root / f"{name}.npz", **content)
+    return root
+
+
+def load(root: Path, image_size: int | None = None) -> Federation:
+    return arrays.load(str(root), data_dir=None, image_size=image_size)
+
+
+def test_round_trip_with_unequal_sizes_and_missing_classes(tmp_path: Path) -> None:
+    first, second = some(6), some(11, classes=2)
+    second |= {"x_validation": second["x_test"], "y_validation": second["y_test"].astype(np.uint8)}
+    write(tmp_path, "site 10", second)
+    write(tmp_path, "site 9", first)
+    federation = load(tmp_path)
+    assert federation.names == ("site 9", "site 10")
+    assert federation.classes == ("0", "1", "2")
+    assert federation.image_shape == (3, 8, 9)
+    assert [len(client.train) for client in federation.clients] == [6, 11]
+    assert [len(client.validation) for client in federation.clients] == [0, 3]
+    for channel in range(3):
+        assert np.array_equal(federation.clients[0].train.x[:, channel], first["x_train"])
+    assert federation.checksums() == load(tmp_path).checksums()
+
+
+def test_every_layout_gives_the_same_images() -> None:
+    colour = some(shape=(8, 9, 3))
+    grey = some(shape=(8, 9))
+    want = {3: torch.from_numpy(colour["x_train"]).permute(0, 3, 1, 2)}
+    want[1] = torch.from_numpy(grey["x_train"])[:, None].repeat(1, 3, 1, 1)
+    for given_arrays, channels, axis in ((colour, 3, -1), (colour, 3, 1), (grey, 1, -1), (grey, 1, 1), (grey, 1, None)):
+        changed = dict(given_arrays)
+        for key in ("x_train", "x_test"):
+            if axis is not None and channels == 1:
+                changed[key] = np.expand_dims(changed[key], axis)
+            elif axis == 1:
+                changed[key] = np.moveaxis(changed[key], -1, 1)
+        federation = from_arrays({"a": changed})
+        assert torch.equal(federation.clients[0].train.x, want[channels])
+        assert federation.clients[0].validation.x.shape == (0, 3, 8, 9)
+
+
+@pytest.mark.parametrize("shape", [(6, 3, 32, 3), (6, 28, 28, 4), (6, 784), (6, 784, 1), (6, 1, 784), (6, 28, 3), (6,)])
+def test_doubtful_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    content = some() | {"x_train": np.zeros(shape, np.uint8)}
+    with pytest.raises(UserError, match=r"x_train: shape .* allowed are \(N, H, W\), .* from 8"):
+        from_arrays({"a": content})
+
+
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    channels_first=st.booleans(),
+    classes=st.integers(1, 5),
+)
+@settings(max_examples=25, deadline=None)
+def test_from_arrays_keeps_every_pixel_and_label(sizes: list[int], channels_first: bool, classes: int) -> None:
+    content = {f"client {n}": some(size, (8, 8, 3), classes) for n, size in enumerate(sizes)}
+    passed = {
+        name: {k: np.moveaxis(v, -1, 1) if channels_first and k[0] == "x" else v for k, v in client.items()}
+        for name, client in content.items()
+    }
+    federation = from_arrays(passed)
+    for client, given_arrays in zip(federation.clients, content.values(), strict=True):
+        assert np.array_equal(client.train.x.permute(0, 2, 3, 1), given_arrays["x_train"])
+        assert np.array_equal(client.test.y, given_arrays["y_test"])
+
+
+def test_from_arrays_copies_and_takes_tuples() -> None:
+    content = some(shape=(3, 8, 8))
+    federation = from_arrays({"hospital A": tuple(content.values())}, classes=["a", "b", "c"])
+    before = federation.checksums()
+    for array in content.values():
+        array[:] = 0
+    assert federation.checksums() == before
+    assert federation.classes == ("a", "b", "c")
+    with pytest.raises(UserError, match="3 arrays, expected are x_train, y_train, x_test, y_test"):
+        from_arrays({"a": tuple(content.values())[:3]})
+    with pytest.raises(UserError, match="no clients"):
+        from_arrays({})
+
+
+def test_image_size_brings_unequal_clients_together(tmp_path: Path) -> None:
+    write(tmp_path, "a", some(shape=(8, 9)))
+    write(tmp_path, "b", some(shape=(12, 12, 3)))
+    write(tmp_path, "c", some(shape=(1, 30, 30)))
+    with pytest.raises(UserError, match="'b', train: images are 12x12, but the first client's are 8x9"):
+        load(tmp_path)
+    assert load(tmp_path, image_size=16).image_shape == (3, 16, 16)
+
+
+def test_class_names(tmp_path: Path) -> None:
+    names = np.array(["cat", "dog", "cow"])
+    write(tmp_path, "a", some() | {"classes": names})
+    write(tmp_path, "b", some())
+    assert load(tmp_path).classes == ("cat", "dog", "cow")
+    write(tmp_path, "b", some() | {"classes": names[::-1]})
+    with pytest.raises(UserError, match=r"b\.npz: 'classes' differs from that in a\.npz"):
+        load(tmp_path)
+    write(tmp_path, "b", some() | {"classes": np.array(["cat", "cat"])})
+    with pytest.raises(UserError, match="expected are distinct strings"):
+        load(tmp_path)
+    write(tmp_path, "b", some())
+    write(tmp_path, "a", some() | {"classes": names[:2]})
+    with pytest.raises(UserError, match=r"label 2 is out of range, allowed are 0\.\.1"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x_train": None, "y_test": None}, "client 'a': missing x_train, y_test; needed are x_train"),
+        ({"x_val": np.zeros(3)}, "client 'a': unknown x_val"),
+        ({"x_validation": np.zeros((0, 8, 9), np.uint8)}, "missing y_validation"),
+        ({"x_train": np.zeros((6, 8, 9))}, "x_train: type float64, but uint8 images 0..255 are expected"),
+        ({"x_test": np.zeros((3, 8, 9), np.int64)}, "x_test: type int64, but uint8 images"),
+        ({"y_train": np.zeros(6)}, "y_train: float64 of shape .* but whole numbers"),
+        ({"y_train": np.zeros((6, 1), int)}, "y_train: int64 of shape .* but whole numbers"),
+        ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "y_train: label -1 is out of range"),
+        ({"y_test": np.array([0, 1, 2**63], np.uint64)}, "y_test: label 9223372036854775808 is out of range"),
+        ({"y_test": np.arange(2)}, "x_test has 3 images but y_test has 2 labels"),
+        ({"x_test": np.zeros((0, 8, 9), np.uint8), "y_test": np.zeros(0, int)}, "test: no samples"),
+        ({"y_train": np.array([{}, 1], dtype=object)}, r"a\.npz, y_train: an array of Python objects"),
+        ({"classes": np.array(["a", None], dtype=object)}, r"a\.npz, classes: an array of Python objects"),
+        ({"classes": np.arange(3)}, "expected are distinct strings"),
+    ],
+)
+def test_wrong_content(tmp_path: Path, change: Arrays, message: str) -> None:
+    content = {key: value for key, value in (some() | change).items() if value is not None}
+    write(tmp_path, "a", content)
+    with pytest.raises(UserError, match=message) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (
+            "{'descr': '|u1', 'fortran_order': False, 'shape': (600000000, 8, 9)}",
+            "declares 43,200,000,000 bytes but the archive holds 432",
+        ),
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (-6, -8, 9)}", "cannot be read"),
+        ("{'descr': '|O', 'fortran_order': False, 'shape': (54,)}", "an array of Python objects"),
+        ("{'descr': '|u1', 'fortran_order': False, 'shape': (", "cannot be read"),
+        ("{'descr': '|u1', b'fortran_order': False, 'shape': (432,)}", "cannot be read"),
+        (",1", "cannot be read"),
+        ("(" * 9000, "cannot be read"),
+        ("-" * 9000 + "1", "cannot be read"),
+        (" " * 30000, "cannot be read"),
+    ],
+)
+def test_hostile_headers(tmp_path: Path, header: str, message: str) -> None:
+    line = header.encode() + b"\n"
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x_train.npy", b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line + bytes(432))
+    with pytest.raises(UserError, match=message) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_version_of_the_format(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x_train.npy", b"\x93NUMPY\x03\x00" + bytes(100))
+    with pytest.raises(UserError, match=r"allowed are 1\.0 and 2\.0"):
+        load(tmp_path)
+
+
+def test_zip_bomb_and_sheer_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a", some() | {"x_train": np.zeros((6000, 8, 9), np.uint8), "y_train": np.zeros(6000, int)})
+    assert len(load(tmp_path).clients[0].train) == 6000
+    monkeypatch.setattr(arrays, "RATIO_FREE_BYTES", 1000)
+    with pytest.raises(UserError, match="x_train: unpacks to more than 200 times its size"):
+        load(tmp_path)
+    monkeypatch.setattr(arrays, "MAX_RATIO", 2000)
+    monkeypatch.setattr(arrays, "MAX_BYTES", 100_000)
+    with pytest.raises(UserError, match=r"the arrays declare 4\d\d,\d\d\d bytes, allowed are 100,000"):
+        load(tmp_path)
+
+
+@given(cut=st.integers(0, 1200), flips=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=4))
+@settings(max_examples=80, deadline=None)
+def test_damaged_archives_load_or_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, flips: list[tuple[int, int]]
+) -> None:
+    root = write(tmp_path_factory.mktemp("npz"), "a", some())
+    raw = bytearray((root / "a.npz").read_bytes())
+    for place, value in flips:
+        raw[place % len(raw)] = value
+    (root / "a.npz").write_bytes(raw[: len(raw) - cut] if not flips else raw)
+    with contextlib.suppress(UserError):
+        load(root)
+
+
+@pytest.mark.parametrize("name", ["a.npy", "notes.txt", "folder.npz/"])
+def test_stray_files(tmp_path: Path, name: str) -> None:
+    write(tmp_path, "a", some())
+    (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).write_text("")
+    with pytest.raises(UserError, match=r"not a <client>\.npz file"):
+        load(tmp_path)
+
+
+def test_missing_empty_and_not_a_zip(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a directory is needed"):
+        arrays.load("", data_dir=None, image_size=None)
+    with pytest.raises(UserError, match="not a readable directory"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "README.md").write_text("")
+    with pytest.raises(UserError, match=r"no clients, expected one <client>\.npz"):
+        load(tmp_path)
+    (tmp_path / "a.npz").write_text("text")
+    with pytest.raises(UserError, match=r"a\.npz: cannot be read as an \.npz archive"):
+        load(tmp_path)
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x_train.npy", "text")
+    with pytest.raises(UserError, match=r"a\.npz: cannot be read as an \.npz archive"):
+        load(tmp_path)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from fedc2i.data import embedded
+from fedc2i.data.federation import Federation
+from fedc2i.errors import UserError
+
+NAMES = ("Scans", "Photos", "Ink", "Fonts", "Signs")
+
+
+def load(argument: str = "", image_size: int | None = None) -> Federation:
+    return embedded.load(argument, data_dir=None, image_size=image_size)
+
+
+def test_shape_and_sizes() -> None:
+    federation = load()
+    assert federation.names == NAMES
+    assert federation.classes == tuple("0123456789")
+    assert federation.image_shape == (3, 28, 28)
+    assert federation.preset == {"model": "lenet5", "rounds": 20}
+    for client in federation.clients:
+        assert (len(client.train), len(client.validation)) == (300, 50)
+        assert len(client.test) in (240, 249)
+        for split, least in ((client.train, 28), (client.validation, 4), (client.test, 23)):
+            assert np.bincount(split.y, minlength=10).min() >= least
+
+
+def test_same_bytes_in_another_process_and_whatever_the_global_seeds() -> None:
+    code = "from fedc2i.data import load; print(load('embedded').checksums())"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    torch.manual_seed(5)
+    embedded._build.cache_clear()
+    assert other.strip() == str(load().checksums())
+
+
+def test_changing_a_result_does_not_change_the_next_call() -> None:
+    before = load().checksums()
+    spoiled = load()
+    for client in spoiled.clients:
+        client.train.x.zero_()
+        client.train.y.zero_()
+    assert load().checksums() == before
+
+
+def test_every_scan_is_used_exactly_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: Counter[bytes] = Counter()
+    enlarge = embedded._enlarge
+
+    def record(scan: embedded.Pixels) -> Image.Image:
+        used[scan.tobytes()] += 1
+        return enlarge(scan)
+
+    monkeypatch.setattr(embedded, "_enlarge", record)
+    embedded._build.__wrapped__()
+    scans = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
+    assert used == Counter(scan.tobytes() for scan in scans)
+
+
+def test_no_image_is_in_two_splits() -> None:
+    # scikit-learn's own digits hold a few equal scans, so only the drawn clients are compared.
+    for client in load("photos,ink,fonts,signs").clients:
+        splits = (client.train, client.validation, client.test)
+        images = [image.numpy().tobytes() for split in splits for image in split.x]
+        assert len(set(images)) == len(images)
+
+
+def test_scans_are_white_on_black_and_ink_is_dark_on_pale() -> None:
+    scans, ink = load("scans,ink").clients
+    assert scans.train.x.float().mean() < 90
+    assert torch.equal(scans.train.x[:, 0], scans.train.x[:, 2])
+    assert ink.train.x.float().mean() > 150
+    assert not torch.equal(ink.train.x[:, 0], ink.train.x[:, 2])
+
+
+def test_test_faces_are_held_out_and_have_ten_different_digits() -> None:
+    assert not set(embedded.TRAIN_FACES) & set(embedded.TEST_FACES)
+    for face in embedded.TRAIN_FACES + embedded.TEST_FACES:
+        glyphs = {bytes(embedded._font(face).getmask(digit)) for digit in "0123456789"}
+        assert len(glyphs) == 10
+
+
+def test_clients_can_be_chosen_in_any_order() -> None:
+    chosen = load("ink,scans")
+    assert chosen.names == ("Ink", "Scans")
+    assert chosen.name == "embedded:ink,scans"
+    assert chosen.checksums() == {name: load().checksums()[name] for name in ("Ink", "Scans")}
+
+
+@pytest.mark.parametrize("argument", ["Scans", "scans,", "mnist"])
+def test_unknown_client_lists_those_allowed(argument: str) -> None:
+    with pytest.raises(UserError, match="allowed are scans, photos, ink, fonts, signs"):
+        load(argument)
+
+
+def test_repeated_client_is_refused() -> None:
+    with pytest.raises(UserError, match="names must differ"):
+        load("ink,ink")
+
+
+@pytest.mark.parametrize("size", [8, 32])
+def test_image_size(size: int) -> None:
+    assert load("scans,signs", image_size=size).image_shape == (3, size, size)

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from fedc2i.data import folder
+from fedc2i.data.federation import Federation
+from fedc2i.errors import UserError
+
+
+def load(root: Path, image_size: int | None = 8) -> Federation:
+    return folder.load(str(root), data_dir=None, image_size=image_size)
+
+
+def picture(path: Path, value: int = 0, size: tuple[int, int] = (8, 8)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (value, value, value)).save(path)
+
+
+def divided(root: Path, client: str, counts: dict[str, int]) -> None:
+    for label, count in counts.items():
+        for number in range(count):
+            picture(root / client / label / f"{number}.png", value=number)
+
+
+def values(federation: Federation) -> dict[tuple[str, str, str], list[int]]:
+    """The grey values, which number the files, by client, part and class."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for client in federation.clients:
+        for part in ("train", "validation", "test"):
+            split = getattr(client, part)
+            for x, y in zip(split.x, split.y, strict=True):
+                found.setdefault((client.name, part, federation.classes[y]), []).append(int(x[0, 0, 0]))
+    return found
+
+
+def test_divided_layout_is_stratified_and_loses_nothing(tmp_path: Path) -> None:
+    divided(tmp_path, "north", {"cat": 20, "dog": 10})
+    divided(tmp_path, "south", {"dog": 30})
+    federation = load(tmp_path)
+    assert federation.names == ("north", "south")
+    assert federation.classes == ("cat", "dog")
+    found = values(federation)
+    assert {key: len(value) for key, value in found.items()} == {
+        ("north", "train", "cat"): 14,
+        ("north", "validation", "cat"): 2,
+        ("north", "test", "cat"): 4,
+        ("north", "train", "dog"): 7,
+        ("north", "validation", "dog"): 1,
+        ("north", "test", "dog"): 2,
+        ("south", "train", "dog"): 21,
+        ("south", "validation", "dog"): 3,
+        ("south", "test", "dog"): 6,
+    }
+    south = [number for part in ("train", "validation", "test") for number in found["south", part, "dog"]]
+    assert sorted(south) == list(range(30))
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=5).filter(lambda counts: sum(counts) > 1))
+@settings(max_examples=40, deadline=None)
+def test_division_of_any_counts(counts: list[int]) -> None:
+    files = [(str(label), Path(f"{number}.png")) for label, count in enumerate(counts) for number in range(count)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder, "_class_files", lambda client: files)
+        parts = folder._divided(Path("client"))
+    assert Counter(itertools.chain(*parts.values())) == Counter(files)
+    total = sum(counts)
+    assert len(parts["test"]) == max(1, round(0.2 * total))
+    assert len(parts["train"]) >= 1
+    for label, count in enumerate(counts):
+        for part, share in (("train", 0.7), ("validation", 0.1), ("test", 0.2)):
+            got = sum(name == str(label) for name, _ in parts[part])
+            assert abs(got - share * count) < 2
+
+
+def test_division_depends_on_names_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    divided(tmp_path / "here", "a", {"x": 12, "y": 9})
+    divided(tmp_path / "there", "a", {"x": 12, "y": 9})
+    before = load(tmp_path / "here").checksums()
+    listing = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(listing(self), reverse=True)))
+    assert load(tmp_path / "there").checksums() == before
+
+
+def test_given_splits_with_missing_classes_and_no_validation(tmp_path: Path) -> None:
+    for name, part, label in [("a", "train", "9"), ("a", "test", "10"), ("b", "train", "10"), ("b", "test", "9")]:
+        picture(tmp_path / name / part / label / "1.png")
+    picture(tmp_path / "b" / "val" / "9" / "2.png", value=7)
+    federation = load(tmp_path)
+    assert federation.classes == ("9", "10")
+    assert [len(client.validation) for client in federation.clients] == [0, 1]
+    assert values(federation)["b", "validation", "9"] == [7]
+    assert federation.clients[0].validation.x.shape == (0, 3, 8, 8)
+
+
+def test_natural_order() -> None:
+    names = ["10", "9", "b2", "b10", "01", "1", "a"]
+    assert sorted(names, key=folder.natural_key) == ["01", "1", "9", "10", "a", "b2", "b10"]
+
+
+def test_all_kinds_of_images_and_sizes(tmp_path: Path) -> None:
+    place = tmp_path / "a" / "train" / "x"
+    picture(tmp_path / "a" / "test" / "x" / "0.png")
+    place.mkdir(parents=True)
+    grey = np.full((5, 9), 128, np.uint8)
+    Image.fromarray(grey).save(place / "0 grey.png")
+    Image.fromarray(grey).convert("P").save(place / "1 palette.gif")
+    Image.fromarray(grey.astype(np.uint16) * 257).save(place / "2 sixteen.png")
+    Image.fromarray(grey.astype(np.uint16) * 257).save(place / "3 sixteen.TIFF")
+    Image.new("RGBA", (40, 30), (128, 128, 128, 255)).save(place / "4 opaque.png")
+    Image.new("RGBA", (40, 30), (0, 0, 0, 0)).save(place / "5 transparent.png")
+    Image.fromarray(grey > 0).save(place / "6 bilevel.png")
+    assert load(tmp_path, None).image_shape == (3, 32, 32)
+    assert values(load(tmp_path))["a", "train", "x"] == [128, 128, 128, 128, 128, 255, 255]
+
+
+def test_hidden_files_and_readme_are_ignored(tmp_path: Path) -> None:
+    divided(tmp_path, "a", {"x": 5})
+    for place in (tmp_path, tmp_path / "a", tmp_path / "a" / "x"):
+        (place / ".DS_Store").write_text("")
+        (place / "README.md").write_text("")
+    assert len(load(tmp_path).clients[0].train) == 4
+
+
+def break_missing(root: Path) -> None:
+    (root / "a").rename(root.parent / "elsewhere")
+    root.rmdir()
+
+
+def break_no_clients(root: Path) -> None:
+    (root / "a").rename(root.parent / "elsewhere")
+
+
+def break_mixed_in_client(root: Path) -> None:
+    picture(root / "a" / "train" / "x" / "1.png")
+
+
+def break_mixed_between_clients(root: Path) -> None:
+    picture(root / "b" / "train" / "x" / "1.png")
+    picture(root / "b" / "test" / "x" / "1.png")
+
+
+def break_empty_class(root: Path) -> None:
+    (root / "a" / "empty").mkdir()
+
+
+def break_empty_client(root: Path) -> None:
+    (root / "b").mkdir()
+
+
+def break_one_image(root: Path) -> None:
+    picture(root / "b" / "x" / "1.png")
+
+
+def break_corrupt(root: Path) -> None:
+    path = root / "a" / "x" / "3.png"
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def break_float(root: Path) -> None:
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(root / "a" / "x" / "float.tif")
+
+
+def break_file_as_client(root: Path) -> None:
+    (root / "labels.csv").write_text("")
+
+
+def break_file_as_class(root: Path) -> None:
+    picture(root / "a" / "stray.png")
+
+
+def break_no_image(root: Path) -> None:
+    (root / "a" / "x" / "notes.txt").write_text("")
+
+
+def break_too_deep(root: Path) -> None:
+    picture(root / "a" / "x" / "more" / "1.png")
+
+
+def break_loop_to_parent(root: Path) -> None:
+    (root / "a" / "loop").symlink_to(root)
+
+
+def break_loop_to_itself(root: Path) -> None:
+    (root / "a" / "loop").symlink_to(root / "a" / "loop")
+
+
+def break_dangling(root: Path) -> None:
+    (root / "a" / "x" / "gone.png").symlink_to(root / "nowhere.png")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (break_missing, "data: not a readable directory"),
+        (break_no_clients, "data: no client folders, expected DIR/"),
+        (break_mixed_in_client, "a: mixed layouts, 'train' beside 'x'"),
+        (break_mixed_between_clients, "data: mixed layouts, 'b' has .* but 'a' has none"),
+        (break_empty_class, "a/empty: an empty class folder"),
+        (break_empty_client, "b: an empty client folder"),
+        (break_one_image, "b: 1 image, at least one for training and one for test"),
+        (break_corrupt, r"x/3\.png: cannot be read as an image"),
+        (break_float, r"x/float\.tif: cannot be read as an image .*8 or 16 bits"),
+        (break_file_as_client, r"labels\.csv: a file where a folder per client is expected"),
+        (break_file_as_class, r"stray\.png: a file where a folder per class or split is expected"),
+        (break_no_image, r"notes\.txt: not an image file, expected are files ending in \.png"),
+        (break_too_deep, "x/more: a folder, expected are files"),
+        (break_loop_to_parent, "a/loop: a symbolic link that leads back"),
+        (break_loop_to_itself, "a/loop: a symbolic link that is broken or loops"),
+        (break_dangling, r"gone\.png: a symbolic link that is broken or loops"),
+    ],
+)
+def test_errors(tmp_path: Path, damage: object, message: str) -> None:
+    root = tmp_path / "data"
+    divided(root, "a", {"x": 5, "y": 5})
+    assert callable(damage)
+    damage(root)
+    with pytest.raises(UserError, match=message) as caught:
+        load(root)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        (["train/x"], "a: no test images"),
+        (["test/x"], "a: no train images"),
+        (["train/x", "test/x", "test/z"], "class 'z' has test images but no training image in any client"),
+        (["train/x", "test/x", "val/z"], "class 'z' has validation images but no training image in any client"),
+        (["train/x", "test/x", "val/x", "validation/x"], "both 'val' and 'validation'"),
+    ],
+)
+def test_errors_of_given_splits(tmp_path: Path, places: list[str], message: str) -> None:
+    for place in places:
+        picture(tmp_path / "a" / place / "1.png")
+    with pytest.raises(UserError, match=message):
+        load(tmp_path)
+
+
+def test_linked_folders_elsewhere_are_followed(tmp_path: Path) -> None:
+    divided(tmp_path / "store", "a", {"x": 5})
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "linked").symlink_to(tmp_path / "store" / "a")
+    assert load(tmp_path / "data").names == ("linked",)
+
+
+def test_directory_is_needed() -> None:
+    with pytest.raises(UserError, match="a directory is needed"):
+        folder.load("", data_dir=None, image_size=None)
