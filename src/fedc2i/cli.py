@@ -150,8 +150,10 @@ def _report(found: list[results.Result], folder: Path, json: bool) -> None:
         print(to_json({"folder": str(folder), "results": {one.key: one.summary() for one in found}}), end="")
         return
     console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 160)  # a file or a pipe has no width of its own
     console.print()
-    console.print(tables.comparison(found).to_rich())
+    console.print(tables.comparison(found).to_rich(console.width))
     for one in found:
         matrix = tables.influence(one)
         if matrix is not None:

@@ -91,17 +91,25 @@ class Model:
             with torch.no_grad():
                 self._module.eval()
                 whole = functional_call(self._module, params, (scale(x, torch.float32),))
-                features = self.features(params, x)
         except (RuntimeError, ValueError, IndexError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"model '{self.name}' cannot read images of {tuple(x.shape[1:])}: {reason}") from None
-        if features.shape != (len(x), self.feature_size) or not torch.allclose(
-            whole, self.head(params, features), rtol=1e-4, atol=1e-5
-        ):
+        if not self._is_last(params, x, whole):
             raise UserError(
                 f"model '{self.name}': '{self._head}' must be its last operation and read features of shape "
                 "(batch, features); end the module with that linear layer and leave softmax to the loss"
             )
+
+    def _is_last(self, params: Params, x: Tensor, whole: Tensor) -> bool:
+        """Whether head of features is all that the module computes."""
+        try:
+            with torch.no_grad():
+                features = self.features(params, x)
+        except (RuntimeError, ValueError, IndexError):  # layers behind the head that cannot read its input
+            return False
+        if features.shape != (len(x), self.feature_size):
+            return False
+        return torch.allclose(whole, self.head(params, features), rtol=1e-4, atol=1e-5)
 
 
 def scale(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -79,7 +79,7 @@ def mix(weights: Tensor, stacked: Stacked) -> Params:
 
 def finite(stacked: Stacked) -> Tensor:
     """``(K,)`` booleans: which models hold only finite numbers."""
-    flags = [torch.isfinite(tensor.flatten(1)).all(1) for tensor in stacked.values()]
+    flags = [torch.isfinite(tensor.reshape(len(tensor), -1)).all(1) for tensor in stacked.values()]
     return torch.stack(flags).all(0)
 
 

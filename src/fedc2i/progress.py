@@ -80,6 +80,8 @@ class ProgressView:
         if self._live.disable:
             seconds = time.perf_counter() - self._began
             self._console.print(
-                f"{self._label}: {self._last.round} rounds in {seconds:.1f} s, {self._accuracy()}", highlight=False
+                f"{self._label}: {self._last.round} rounds in {seconds:.1f} s, {self._accuracy()}",
+                highlight=False,
+                soft_wrap=True,
             )
         self._task = None

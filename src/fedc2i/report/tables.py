@@ -36,13 +36,16 @@ class Table:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def to_rich(self) -> RichTable:
-        """For the terminal."""
+    def to_rich(self, width: int) -> RichTable:
+        """For a terminal of that width: where whole cells do not fit, the deviations go below the means."""
+        needed = sum(3 + max(len(row.cells[k]) for row in self.rows) for k in range(len(self.header)))
+        narrow = needed > width
         table = RichTable(title=self.title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
         for number, name in enumerate(self.header):
             table.add_column(name, justify="left" if number < 2 else "right", no_wrap=number >= 2)
         for row in self.rows:
-            cells = [Text(cell, style="bold" if k in row.best else "") for k, cell in enumerate(row.cells)]
+            texts = [cell.replace(" ± ", "\n± ") if narrow else cell for cell in row.cells]
+            cells = [Text(text, style="bold" if k in row.best else "") for k, text in enumerate(texts)]
             table.add_row(*cells, style="dim" if row.kind == "published" else None, end_section=row.ends_section)
         table.caption = "\n".join(self.notes)
         return table
