@@ -18,6 +18,8 @@ from fedc2i import seeding
 from fedc2i.errors import UserError
 from fedc2i.params import Params
 
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
 
 class Model:
     """A module as pure functions: ``features(params, x)`` and ``head(params, h)``.
@@ -27,6 +29,7 @@ class Model:
         head_names: names of the head's weight and, if it has one, its bias.
         body_names: all other parameters and buffers.
         trainable: names of the parameters that are trained.
+        norm_names: the body's names that belong to normalisation layers.
         has_statistics: whether layers such as BatchNorm keep running statistics.
     """
 
@@ -43,6 +46,8 @@ class Model:
         state = [*module.named_parameters(), *module.named_buffers()]
         self.body_names = tuple(name for name, _ in state if name not in self.head_names)
         self.trainable = frozenset(name for name, tensor in module.named_parameters() if tensor.requires_grad)
+        norms = {name for name, layer in module.named_modules() if isinstance(layer, _NORMS)}
+        self.norm_names = tuple(name for name in self.body_names if name.rpartition(".")[0] in norms)
         self.has_statistics = any(True for _ in module.named_buffers())
         self._module = module
         self._body = copy.deepcopy(module)

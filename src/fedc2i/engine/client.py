@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedc2i import seeding
 from fedc2i.data.federation import Client, Split
-from fedc2i.evaluate import evaluate
+from fedc2i.evaluate import evaluate, predict_all
 from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.models import Model
 from fedc2i.params import Params
@@ -74,7 +74,8 @@ class Recipe:
         probe = self.method.probe
         if probe is None:
             return None
-        split: Batch = getattr(data, probe.split)
+        held_out = probe.split == "validation" or (probe.split == "held-out" and len(data.validation.y) > 0)
+        split = data.validation if held_out else data.train
         wanted = len(split.y) if probe.samples == "all" else min(probe.samples, len(split.y))
         order = torch.randperm(len(split.y), generator=seeding.generator(self.seed, data.name, round, "influence"))
         return split.take(order[:wanted].to(split.y.device))
@@ -124,18 +125,18 @@ class LocalClient:
                 params = train(loss, params, names, self.data.train, batches, recipe.training)
         return params
 
-    def upload(self, params: Params, received: Params, position: int, round: int) -> Params:
-        """What leaves the client after its local run."""
+    def upload(self, params: Params, start: Params, received: Params, position: int, round: int) -> Params:
+        """What leaves the client after its local run from ``start``."""
         with torch.no_grad():
-            site = self._site(received, position, round)
+            site = replace(self._site(received, position, round), start=start)
             return self.recipe.method.upload(params, self.data.train, site)
 
     def evaluate(self, params: Params, received: Params, position: int, round: int) -> dict[str, float]:
         """Accuracy and loss on the client's own test and, if it has one, validation data."""
         site = self._site(received, position, round)
 
-        def predict(x: Tensor) -> Tensor:
-            return self.recipe.method.predict(params, x, site)
+        def predict(x: Tensor) -> dict[str, Tensor]:
+            return predict_all(self.recipe.method, params, x, site)
 
         metrics = evaluate(predict, self.data.test)
         if len(self.data.validation.y):

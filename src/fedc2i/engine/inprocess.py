@@ -139,8 +139,8 @@ def federate(
     data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
     recipe = Recipe(method, model, settings.training, settings.rounds, seed)
     executor = _executor(recipe, data, settings, device, on_client)
-    server = Server(method, torch.tensor([own.samples for own in data], device=device))
     own = _first_models(method, model, settings, names, seed, device)
+    server = Server(method, torch.tensor([own.samples for own in data], device=device), own)
     stopping = _Patience(settings.patience)
 
     chosen = _choose(settings, names, seed, 1)
@@ -154,7 +154,7 @@ def federate(
             metrics: dict[Point, Metrics] = {}
             if due:
                 metrics["trained"] = executor.evaluate(everyone, own, server.download, number)
-            uploads = executor.upload(chosen, trained, server.download, number)
+            uploads = executor.upload(chosen, trained, starts, server.download, number)
             refused = server.receive(chosen, uploads, number)
             download = server.combine(number)
             following = _choose(settings, names, seed, number + 1)

@@ -21,8 +21,8 @@ class Executor(Protocol):
         """Local runs of ``round``."""
         ...
 
-    def upload(self, clients: Sequence[int], own: Stacked, download: Download, round: int) -> Stacked:
-        """What leaves the clients after their local runs."""
+    def upload(self, clients: Sequence[int], own: Stacked, starts: Stacked, download: Download, round: int) -> Stacked:
+        """What leaves the clients after their local runs from ``starts``."""
         ...
 
     def personalise(
@@ -54,11 +54,11 @@ class Looped:
                 self._on_client(k + 1, len(clients))
         return stack(trained)
 
-    def upload(self, clients: Sequence[int], own: Stacked, download: Download, round: int) -> Stacked:
-        """What leaves the clients after their local runs."""
+    def upload(self, clients: Sequence[int], own: Stacked, starts: Stacked, download: Download, round: int) -> Stacked:
+        """What leaves the clients after their local runs from ``starts``."""
         return stack(
             [
-                self._clients[m].upload(row(own, k), download.to(m), download.position(m), round)
+                self._clients[m].upload(row(own, k), row(starts, k), download.to(m), download.position(m), round)
                 for k, m in enumerate(clients)
             ]
         )

@@ -8,23 +8,24 @@ import torch
 from torch import Tensor
 
 from fedc2i.methods.base import Download, Method, Uploads
-from fedc2i.params import Params, Stacked, finite, replace_rows, rows
+from fedc2i.params import Stacked, finite, floating, mix, replace_rows, rows, uniform
 
 
 class Server:
     """Holds uploads, their ages and the method's server state; knows no client's data."""
 
-    def __init__(self, method: Method, samples: Tensor) -> None:
+    def __init__(self, method: Method, samples: Tensor, models: Stacked) -> None:
         """Starts with nothing received.
 
         Args:
             method: whose ``combine`` to call.
             samples: ``(M,)`` how many training samples each client has.
+            models: the clients' initial models, stacked.
         """
         self.method = method
         self.samples = samples
         self.download = Download()
-        self.state: Params = {}
+        self.state = method.opening(mix(uniform(len(samples), samples.to(torch.float32)), floating(models)))
         self._uploads: Stacked = {}
         self._sent = [0] * len(samples)  # the round of each client's latest upload, 0 for none
 

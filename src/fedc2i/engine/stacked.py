@@ -7,7 +7,7 @@ because vmap leaves it without a client axis.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedc2i import seeding
 from fedc2i.engine.client import ClientData, Recipe
 from fedc2i.engine.looped import Metrics
-from fedc2i.evaluate import AT_ONCE
+from fedc2i.evaluate import AT_ONCE, predict_all
 from fedc2i.methods.base import Download, Site
 from fedc2i.params import Params
 from fedc2i.params import Stacked as StackedParams
@@ -56,7 +56,7 @@ class Stacked:
     def _site(self, context: _Context, round: int, training: bool = False) -> Site:
         return Site(self._recipe.model, round=round, rounds=self._recipe.rounds, training=training, **context)
 
-    def _rows(self, split: Literal["train", "validation", "test"], clients: Sequence[int]) -> Batch:
+    def _rows(self, split: str, clients: Sequence[int]) -> Batch:
         data = self._splits[split]
         if list(clients) == list(range(len(self._data))):
             return data
@@ -89,9 +89,12 @@ class Stacked:
                 )
         return params
 
-    def upload(self, clients: Sequence[int], own: StackedParams, download: Download, round: int) -> StackedParams:
-        """What leaves the clients after their local runs."""
+    def upload(
+        self, clients: Sequence[int], own: StackedParams, starts: StackedParams, download: Download, round: int
+    ) -> StackedParams:
+        """What leaves the clients after their local runs from ``starts``."""
         context, dims = self._context(clients, download)
+        context, dims = {**context, "start": starts}, {**dims, "start": 0}
 
         def one(params: Params, data: Batch, own: _Context) -> Params:
             return self._recipe.method.upload(params, data, self._site(own, round))
@@ -119,23 +122,25 @@ class Stacked:
         """Metrics of every client on its own data."""
         context, dims = self._context(clients, download)
 
-        def predict(params: Params, x: Tensor, own: _Context) -> Tensor:
-            return self._recipe.method.predict(params, x, self._site(own, round))
+        def predict(params: Params, x: Tensor, own: _Context) -> dict[str, Tensor]:
+            return predict_all(self._recipe.method, params, x, self._site(own, round))
 
         lifted = vmap(predict, in_dims=(0, 0, dims))
         metrics: Metrics = [{} for _ in clients]
         for split, prefix in (("test", ""), ("validation", "validation_")):
-            data = self._rows(split, clients)  # type: ignore[arg-type]
-            right = torch.zeros(len(clients), device=self._device)
-            loss = torch.zeros(len(clients), device=self._device)
+            data = self._rows(split, clients)
+            totals: dict[str, Tensor] = {}
             with torch.no_grad():
                 for low in range(0, data.y.shape[1], AT_ONCE):
                     x, y, w = (part[:, low : low + AT_ONCE] for part in data)
-                    logits = lifted(params, x, context)  # (K, B, C)
-                    right += ((logits.argmax(2) == y) * w).sum(1)
-                    loss += (F.cross_entropy(logits.transpose(1, 2), y, reduction="none") * w).sum(1)
-            sizes = data.w.sum(1).tolist()
-            for own, size, hits, total in zip(metrics, sizes, right.tolist(), loss.tolist(), strict=True):
-                if size:
-                    own |= {f"{prefix}accuracy": 100 * hits / size, f"{prefix}loss": total / size}
+                    for name, logits in lifted(params, x, context).items():  # (K, B, C)
+                        right = 100 * ((logits.argmax(2) == y) * w).sum(1)
+                        loss = (F.cross_entropy(logits.transpose(1, 2), y, reduction="none") * w).sum(1)
+                        for metric, value in ((f"accuracy{name}", right), (f"loss{name}", loss)):
+                            totals[metric] = totals[metric] + value if metric in totals else value
+            sizes = data.w.sum(1)
+            for metric, total in totals.items():
+                for own, size, value in zip(metrics, sizes.tolist(), (total / sizes).tolist(), strict=True):
+                    if size:
+                        own[f"{prefix}{metric}"] = value
         return metrics

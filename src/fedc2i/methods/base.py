@@ -39,10 +39,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Probe:
-    """How many samples `Method.personalise` is given, from which split; ``"all"`` is the whole split."""
+    """How many samples `Method.personalise` is given, from which split; ``"all"`` is the whole split.
+
+    ``held-out`` is the validation data of a client that has some, the training data of one that has none.
+    """
 
     samples: int | Literal["all"]
-    split: Literal["train", "validation"] = "train"
+    split: Literal["train", "validation", "held-out"] = "train"
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Site:
         counts: ``(C,)`` training samples of each class.
         position: where this client's own upload stands among those received, -1 if it is not among them.
         received: what the server sent: the entries of `Download`, the client's own row of personal ones.
-        start: the model the current local run started from (empty while it is being made).
+        start: the model the local run started from; empty while `Method.personalise` makes it, and at evaluation.
         round: the round that is being trained, from 1.
         rounds: how many rounds there will be.
         training: whether layers like BatchNorm run in training mode.
@@ -179,10 +182,18 @@ class Method:
         """Logits ``(B, C)`` at evaluation."""
         return site.logits(params, x)
 
+    def other_predictions(self, params: Params, x: Tensor, site: Site) -> Mapping[str, Tensor]:
+        """Further ways to predict, by name: logits that are scored as ``accuracy/<name>`` beside the main ones."""
+        return {}
+
     # What the server does.
 
+    def opening(self, params: Params) -> Params:
+        """The server's first state, from the initial model (the mean of them if clients start apart)."""
+        return {}
+
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
-        """Uploads to what each client receives, with the server's state (empty at first) in and out."""
+        """Uploads to what each client receives, with the server's state in and out."""
         return Download(shared=mix(self.weights(uploads), uploads.tensors), clients=uploads.clients), state
 
     def weights(self, uploads: Uploads) -> Tensor:
