@@ -20,7 +20,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine import Settings
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
-from fedc2i.options import check_at_least, check_choice, convert, option, options_of
+from fedc2i.options import convert, option, options_of
 from fedc2i.training import Training
 
 
@@ -49,15 +49,11 @@ class Config:
     patience: int = option(0, "stop after this many evaluations without a better validation accuracy; 0: never")
     init: Literal["common", "independent"] = option("common", "one initial model for all clients, or one for each")
     executor: Literal["auto", "looped", "stacked"] = option("auto", "clients one by one, or all at once")
+    threads: int = option(1, "CPU threads inside one operation; more than one pays for large models only")
     device: str = option("auto", "auto, cpu or cuda")
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"about": "the method's own options"})
 
     def __post_init__(self) -> None:
-        check_choice(self, "init", "executor")
-        for name in ("rounds", "evaluate_every"):
-            if getattr(self, name) is not None:
-                check_at_least(self, 1, name)
-        check_at_least(self, 0, "patience")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise UserError(f"seeds must be different whole numbers, at least one, got {list(self.seeds)}")
 
