@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(cli_data.app, name="data")
+INTERRUPTED = 130  # the exit code of a program that ctrl-c ended
 
 Data = Annotated[str | None, typer.Option(help="embedded, digit5, office10, folder:DIR or arrays:DIR.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data lies; or the variable FEDC2I_DATA.")]
@@ -129,10 +131,11 @@ def _values(file: Path | None, pairs: list[str] | None, *named: Any) -> dict[str
     """All settings by name: the file's, then ``--set``, then named options."""
     values = {} if file is None else config.read_toml(file)
     for pair in pairs or []:
-        name, equals, value = pair.partition("=")
+        name, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not name:
             raise UserError(f"--set takes KEY=VALUE, got '{pair}'")
-        values.setdefault("options", {}).pop(name, None)
+        if isinstance(values.get("options"), dict):
+            values["options"].pop(name, None)
         values[name] = value
     names = ("data", "data_dir", "partition", "model", "rounds", "seeds", "device")
     values |= {name: str(value) for name, value in zip(names, named, strict=True) if value is not None}
@@ -141,7 +144,7 @@ def _values(file: Path | None, pairs: list[str] | None, *named: Any) -> dict[str
 
 def _watching(plans: list[Plan], folder: Path) -> ProgressView:
     console = Console(stderr=True)
-    console.print(f"Writing to {folder}", highlight=False)
+    console.print(f"Writing to {folder}", highlight=False, markup=False, soft_wrap=True)
     return ProgressView(console, sum(len(plan.config.seeds) for plan in plans))
 
 
@@ -155,25 +158,33 @@ def _report(found: list[results.Result], folder: Path, json: bool) -> None:
     console.print()
     console.print(tables.comparison(found).to_rich(console.width))
     for one in found:
-        matrix = tables.influence(one)
+        matrix = tables.influence(one, console.width)
         if matrix is not None:
             console.print(matrix)
     seconds = sum(one.seconds for one in found)
-    console.print(f"Run folder: {folder}   ({seconds:.0f} s)", highlight=False, soft_wrap=True)
+    console.print(f"Run folder: {folder}   ({seconds:.0f} s)", highlight=False, markup=False, soft_wrap=True)
 
 
 def main() -> None:
     """The entry point: what a user can put right is one line and exit code 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # γ and λ must not stop a terminal that cannot show them
+            stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="fedc2i", standalone_mode=False)
+        if code == INTERRUPTED:  # typer's answer to ctrl-c
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
         _fail(str(error))
     except click.ClickException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # by its name: click before 8.2 has no such class
+            print(error.format_message(), file=sys.stderr)
+            sys.exit(2)
         _fail(error.format_message())
     except (KeyboardInterrupt, click.Abort):
         print("fedc2i: interrupted; the run folder holds what was finished", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of our output, e.g. `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
@@ -184,10 +195,16 @@ def _fail(message: str) -> None:
     sys.exit(2)
 
 
-@app.callback(invoke_without_command=False)
-def _version_option(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(results.versions()["fedc2i"])
         raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What every command has."""

@@ -23,6 +23,9 @@ from fedc2i.methods.base import Method
 from fedc2i.options import convert, option, options_of
 from fedc2i.training import Training
 
+MOST_SEEDS = 1000
+MOST_DIGITS = 18  # of a seed
+
 
 @dataclass(frozen=True)
 class Config:
@@ -149,7 +152,11 @@ def parse_seeds(value: Any) -> tuple[int, ...]:
     seeds: list[int] = []
     for part in value:
         first, dash, last = str(part).partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        ends = [first, last] if dash else [first, first]
+        if not all(end.isdecimal() and len(end) <= MOST_DIGITS for end in ends):
             raise UserError(f"seeds must be whole numbers such as 0,1,2 or 0-9, got '{part}'")
-        seeds.extend(range(int(first), int(last or first) + 1))
+        span = range(int(ends[0]), int(ends[1]) + 1)
+        if len(seeds) + len(span) > MOST_SEEDS:
+            raise UserError(f"seeds: '{part}' makes more than {MOST_SEEDS} of them, which is surely a slip")
+        seeds.extend(span)
     return tuple(seeds)

@@ -51,7 +51,8 @@ def convert(value: Any, hint: Any, where: str) -> Any:
     Raises:
         UserError: if it does not fit; the message says what is allowed.
     """
-    for kind in get_args(hint) if get_origin(hint) in (types.UnionType, typing.Union) else (hint,):
+    kinds = get_args(hint) if get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    for kind in sorted(kinds, key=lambda kind: kind is not type(None)):  # "none" before text, which it is as well
         try:
             return _convert_one(value, kind)
         except (ValueError, TypeError, OverflowError):

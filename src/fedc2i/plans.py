@@ -13,12 +13,13 @@ from fedc2i import methods, models, plugins
 from fedc2i.config import Config, make, run_settings
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Round, federate
+from fedc2i.engine.inprocess import check
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.models import Model
 from fedc2i.options import convert
 from fedc2i.results import Result
-from fedc2i.runs import RunFolder
+from fedc2i.runs import RunFolder, slug
 
 
 class Observer(Protocol):
@@ -111,7 +112,17 @@ def prepare(
     """
     if not wanted:
         raise UserError("name at least one method; `fedc2i methods` lists them")
-    values = {**{name: value for name, value in settings.items() if name != "options"}, **settings.get("options", {})}
+    nested = settings.get("options", {})
+    if not isinstance(nested, Mapping):
+        raise UserError(f"'options' must be a table of the method's options, got '{nested}'")
+    values = {**{name: value for name, value in settings.items() if name != "options"}, **nested}
+    if not isinstance(data, str | Federation | None):
+        raise UserError(f"data must be a data set's name or a fedc2i.Federation, got {type(data).__name__}")
+    if not isinstance(model, str | Model | None):
+        raise UserError(f"model must be a name or fedc2i.split(module, head=...), got {type(model).__name__}")
+    for name in ("data_dir", "image_size", "partition") if isinstance(data, Federation) else ():
+        if values.get(name) is not None:
+            raise UserError(f"{name}={values[name]} is for data loaded by name; here it is loaded already")
     values |= {"data": data} if isinstance(data, str) else {}
     values |= {"model": model} if isinstance(model, str) else {}
     parsed = [_parse(method) for method in wanted]
@@ -127,8 +138,8 @@ def prepare(
     federation = data if isinstance(data, Federation) else _load(first)
     fitted = first.fitted(federation)
     built = model if isinstance(model, Model) else _build(str(fitted.model), federation)
-    built.check(federation.clients[0].train.x[:2], len(federation.classes))
-    fitted.settings().participants(len(federation.clients))
+    for method, _ in drafts:
+        check(method, built, federation, fitted.settings())
     fitted.torch_device()
 
     plans = []
@@ -142,17 +153,20 @@ def prepare(
         label = f"{method.title} ({', '.join(said)})" if said else method.title
         key = f"{method.name}:{','.join(said)}" if said else method.name
         plans.append(Plan(method, built, federation, config, label, key))
-    labels = [plan.label for plan in plans]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise UserError(f"{label} is named {labels.count(label)} times")
+    for names in ([plan.label for plan in plans], [slug(plan.key) for plan in plans]):  # tables; folders
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"{name} is named {names.count(name)} times; methods need different names and titles")
     return plans
 
 
 def _parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
     """The method's class, its name as the user wrote it, and the options that came with it."""
     if isinstance(wanted, Method):
+        _require_name(type(wanted), type(wanted).__name__)
         return type(wanted), wanted.name, asdict(wanted)
+    if not isinstance(wanted, str):
+        raise UserError(f"a method is a name such as fedc2i or a fedc2i.Method, got '{wanted}'")
     if plugins.is_plugin(wanted):
         file, _, rest = wanted.partition(".py:")
         attribute, _, options = rest.partition(":")
@@ -163,8 +177,7 @@ def _parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
     else:
         name, _, options = wanted.partition(":")
         kind = methods.get(name)
-    if not kind.name or not kind.title:
-        raise UserError(f"{name} needs the class attributes name and title")
+    _require_name(kind, name)
     hints = typing.get_type_hints(kind)
     own = {}
     for entry in filter(None, options.split(",")):
@@ -174,6 +187,11 @@ def _parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
             raise UserError(f"'{wanted}': no option '{key}', allowed are {allowed}, written name=value")
         own[key] = convert(value, hints[key], f"'{wanted}': {key}")
     return kind, name, own
+
+
+def _require_name(kind: type[Method], where: str) -> None:
+    if not kind.name or not kind.title:
+        raise UserError(f"{where} needs the class attributes name and title")
 
 
 def _option_names(kind: type[Method]) -> list[str]:
@@ -204,7 +222,12 @@ def _load(config: Config) -> Federation:
 def _build(name: str, federation: Federation) -> Model:
     if not plugins.is_plugin(name):
         return models.build(name, len(federation.classes), federation.image_shape)
-    built = plugins.load(name)(len(federation.classes), federation.image_shape)
+    try:
+        built = plugins.load(name)(len(federation.classes), federation.image_shape)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{name}(classes, image_shape): {type(error).__name__}: {error}") from error
     if not isinstance(built, Model):
         raise UserError(f"{name} must return fedc2i.split(module, head=...), got {type(built).__name__}")
     return built

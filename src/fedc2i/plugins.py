@@ -33,7 +33,7 @@ def load(name: str) -> Any:
     sys.modules[module_name] = module  # dataclasses look their module up while the file is executed
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit: a script that parses its own arguments
         raise UserError(f"{file}: {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         public = sorted(found for found in vars(module) if not found.startswith("_"))

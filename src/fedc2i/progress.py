@@ -25,7 +25,7 @@ class ProgressView:
         self._began = time.perf_counter()
         self._last: Round | None = None
         self._live = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn("{task.fields[clients]}"),
@@ -66,7 +66,12 @@ class ProgressView:
         self._last = report if report.metrics else self._last
         self._live.update(self._task, completed=report.round, accuracy=self._accuracy())
         for name in report.refused:
-            self._console.print(f"round {report.round}: the upload of {name} was not finite and was left out")
+            self._console.print(
+                f"round {report.round}: the upload of {name} was not finite and was left out",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
 
     def _accuracy(self) -> str:
         if self._last is None:
@@ -82,6 +87,7 @@ class ProgressView:
             self._console.print(
                 f"{self._label}: {self._last.round} rounds in {seconds:.1f} s, {self._accuracy()}",
                 highlight=False,
+                markup=False,
                 soft_wrap=True,
             )
         self._task = None

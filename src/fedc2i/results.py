@@ -88,11 +88,13 @@ class Result:
     def influence(self, name: str = "influence_vector", seed: int | None = None) -> Array:
         """Every round's diagnostics of a seed (the first by default), stacked: ``(rounds, M, M, ...)``.
 
-        Entry ``[t, m, i]`` is what client m measured of client i after the exchange of round t + 1.
+        Entry ``[t, m, i]`` is what client m measured of client i after the exchange of round t + 1, nan where it
+        measured nothing. ``(0,)`` if no round measured anything.
         """
         seed = self.config.seeds[0] if seed is None else seed
-        found = [report.influence[name] for report in self.rounds if report.seed == seed and name in report.influence]
-        return np.stack(found) if found else np.zeros((0,))
+        own = [report.influence.get(name) for report in self.rounds if report.seed == seed]
+        shapes = [array.shape for array in own if array is not None]
+        return np.stack([np.full(shapes[0], np.nan) if a is None else a for a in own]) if shapes else np.zeros((0,))
 
     @property
     def seconds(self) -> float:

@@ -30,6 +30,8 @@ from fedc2i.errors import UserError
 from fedc2i.params import Params, Stacked
 from fedc2i.results import Result
 
+MOST_LETTERS = 100  # of a folder's name that is made from a data set's path
+
 
 class RunFolder:
     """Writes one run's files into a folder of its own."""
@@ -52,7 +54,7 @@ class RunFolder:
                     "client": client,
                     "point": point,
                     "metric": metric,
-                    "value": round(value, 6),
+                    "value": round(value, 6) if np.isfinite(value) else None,
                 },
                 ensure_ascii=False,
             )
@@ -150,7 +152,7 @@ def new_folder(out: Path | None, stem: str = "run") -> Path:
             if not os.access(out, os.W_OK | os.X_OK):
                 raise UserError(f"{out}: no permission to write there")
         return out
-    parent, number = Path("runs"), 1
+    parent, number, stem = Path("runs"), 1, stem[:MOST_LETTERS]
     with writing(parent):
         parent.mkdir(exist_ok=True)
         while True:
@@ -180,9 +182,10 @@ def read_model(folder: Path | str, client: str, seed: int = 0, point: Point = "t
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path}: cannot be read as safetensors ({error})") from None
-    prefix = f"{client}/"
-    found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    if not found:
-        clients = sorted({name.rpartition("/")[0] for name in tensors})
-        raise UserError(f"{path}: no client '{client}', allowed are {', '.join(clients)}")
-    return found
+    by_client: dict[str, Params] = {}
+    for name, tensor in tensors.items():
+        owner, _, own_name = name.rpartition("/")
+        by_client.setdefault(owner, {})[own_name] = tensor
+    if client not in by_client:
+        raise UserError(f"{path}: no client '{client}', allowed are {', '.join(sorted(by_client))}")
+    return by_client[client]

@@ -47,6 +47,13 @@ def load(
         raise UserError(f"data source '{name}' is unknown, allowed are {', '.join(SOURCES)}")
     if image_size is not None and (type(image_size) is not int or not MIN_SIZE <= image_size <= MAX_SIZE):
         raise UserError(f"image_size is {image_size}, allowed are whole numbers from {MIN_SIZE} to {MAX_SIZE}")
+    for path in (argument, str(data_dir or "")):
+        if "\0" in path:
+            raise UserError(f"data '{name}': a path cannot hold a null character")
+        try:
+            Path(path).expanduser()
+        except RuntimeError:
+            raise UserError(f"data '{name}': '{path}' names a user that this machine does not know") from None
     source = importlib.import_module(f"fedc2i.data.{name}")
     federation: Federation = source.load(argument, data_dir=data_dir, image_size=image_size)
     return federation if partition is None else partition_clients(federation, partition, seed)

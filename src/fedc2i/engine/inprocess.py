@@ -27,6 +27,7 @@ from fedc2i.training import Training
 
 Point = Literal["received", "trained"]
 POINTS: tuple[Point, ...] = ("received", "trained")
+MOST_THREADS = 1024  # torch crashes when asked for very many
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,15 @@ class Settings:
         check_at_least(self, 1, "rounds", "evaluate_every", "threads")
         check_at_least(self, 0, "patience")
         check_choice(self, "init", "executor")
+        if self.threads > MOST_THREADS:
+            raise UserError(f"threads must be 1..{MOST_THREADS}, got {self.threads}")
 
     def participants(self, clients: int) -> int:
         """How many of ``clients`` take part in a round."""
         wanted = str(self.clients_per_round)
         try:
             share = float(wanted.removesuffix("%")) / 100 if wanted.endswith("%") else int(wanted) / clients
-        except ValueError:
+        except (ValueError, OverflowError):
             share = 0.0
         if not 0 < share <= 1:
             raise UserError(f"clients_per_round must be 1..{clients} or a share such as 20%, got '{wanted}'")
@@ -137,8 +140,7 @@ def federate(
     """
     names, everyone = federation.names, list(range(len(federation.clients)))
     device = torch.device(device)
-    model.check(federation.clients[0].train.x[:2], len(federation.classes))
-    _check_splits(method, settings, federation)
+    check(method, model, federation, settings)
     data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
     recipe = Recipe(method, model, settings.training, settings.rounds, seed)
     executor = _executor(recipe, data, settings, device, on_client)
@@ -192,12 +194,7 @@ def _executor(
     on_client: Callable[[int, int], None] | None,
 ) -> Executor:
     """The one asked for; by itself, stacked on a GPU unless padding would enter BatchNorm's statistics."""
-    pads_statistics = recipe.model.has_statistics and len({own.samples for own in data}) > 1
-    if settings.executor == "stacked" and pads_statistics:
-        raise UserError(
-            f"executor=stacked: model '{recipe.model.name}' keeps batch statistics, so clients must have equally many "
-            "training samples; use executor=looped"
-        )
+    pads_statistics = _pads_statistics(recipe.model, [own.samples for own in data])
     stacked = settings.executor == "stacked" or (settings.executor == "auto" and device.type == "cuda")
     return StackedExecutor(recipe, data) if stacked and not pads_statistics else Looped(recipe, data, on_client)
 
@@ -219,14 +216,33 @@ def _choose(settings: Settings, names: Sequence[str], seed: int, number: int) ->
     return sorted(draw[:count].tolist())
 
 
-def _check_splits(method: Method, settings: Settings, federation: Federation) -> None:
-    """Refuses at the start what would fail in the middle: options that need validation data without any."""
+def check(method: Method, model: Model, federation: Federation, settings: Settings) -> None:
+    """Refuses at the start what would fail in the middle.
+
+    Raises:
+        UserError: for a model that does not fit the data or the method, options that need validation data where there
+            is none, a share of clients that is none, or an executor that cannot run the model.
+    """
+    model.check(federation.clients[0].train.x[:2], len(federation.classes))
+    method.setup(model.init(0, "check"), model)  # a method may refuse a model, e.g. FedBN one without BatchNorm
+    settings.participants(len(federation.clients))
+    samples = [len(client.train) for client in federation.clients]
+    if settings.executor == "stacked" and _pads_statistics(model, samples):
+        raise UserError(
+            f"executor=stacked: model '{model.name}' keeps batch statistics, so clients must have equally many "
+            "training samples; use executor=looped"
+        )
     if method.probe is not None and method.probe.split == "validation":
         for client in federation.clients:
             if not len(client.validation):
                 raise UserError(f"influence_split=validation: client '{client.name}' has no validation data")
     if settings.patience and not any(len(client.validation) for client in federation.clients):
         raise UserError(f"patience={settings.patience}: no client of '{federation.name}' has validation data")
+
+
+def _pads_statistics(model: Model, samples: Sequence[int]) -> bool:
+    """Whether stacking the clients would let padding enter running statistics."""
+    return model.has_statistics and len(set(samples)) > 1
 
 
 def _spread(

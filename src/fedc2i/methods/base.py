@@ -135,6 +135,7 @@ class Method:
         title: what tables print.
         about: one line for ``fedc2i methods``.
         headline: the evaluation point that the method's authors report.
+        reconstruction: for a method whose paper gives no code or full text: one sentence on what ours is built from.
         keeps_uploads: whether `combine` sees every client's latest upload, or only this round's.
     """
 
@@ -142,6 +143,7 @@ class Method:
     title: ClassVar[str] = ""
     about: ClassVar[str] = ""
     headline: ClassVar[Literal["received", "trained"]] = "trained"
+    reconstruction: ClassVar[str] = ""
     keeps_uploads: ClassVar[bool] = False
 
     registry: ClassVar[dict[str, type[Method]]] = {}
@@ -156,6 +158,10 @@ class Method:
     def setup(self, params: Params, model: Model) -> Params:
         """The client's first model; a method adds its private parts here."""
         return params
+
+    def untrained(self, model: Model) -> frozenset[str]:
+        """Names of the private parts that local training leaves alone: buffers, and what the method itself changes."""
+        return frozenset()
 
     def phases(self, epochs: int) -> Sequence[Phase]:
         """What local training trains, and for how many of the ``epochs``."""

@@ -7,7 +7,7 @@ Data", AISTATS 2017.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class FedAvg(Method):
     name = "fedavg"
     title = "FedAvg"
     about = "one global model, the mean of all clients' models"
-    headline = "received"
+    headline: ClassVar[Literal["received", "trained"]] = "received"
 
     weighting: Literal["uniform", "samples"] = option("uniform", "weights of the mean: equal, or by sample count")
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 MOST_PANELS = 12  # clients shown in figures that have a panel for each
 MOST_LABELS = 40  # names on an axis that can still be read
-_COLOURS = "PiYG"  # two hues of equal weight, light enough for black figures
 
 
 def draw_run(result: Result, folder: Path) -> None:
@@ -42,7 +41,7 @@ def draw_comparison(results: Sequence[Result], folder: Path) -> None:
     for point, axis in zip(POINTS, axes[0], strict=True):
         for result in results:
             rounds, values = result.curve(point)
-            axis.plot(rounds, values.mean(1), label=result.label, marker="." if len(rounds) < 3 else None)
+            axis.plot(rounds, values.mean(1), label=_plain(result.label), marker="." if len(rounds) < 3 else None)
         _dress(axis, point)
     axes[0][0].legend(fontsize=8)
     save(figure, folder / "comparison.png")
@@ -55,11 +54,11 @@ def accuracy(result: Result) -> Figure:
     for point, axis in zip(POINTS, axes[0], strict=True):
         rounds, values = result.curve(point)
         for k, name in enumerate(names[:MOST_PANELS]):
-            axis.plot(rounds, values[:, k], label=name, linewidth=1.2, marker="." if len(rounds) < 3 else None)
+            axis.plot(rounds, values[:, k], label=_plain(name), linewidth=1.2, marker="." if len(rounds) < 3 else None)
         axis.plot(rounds, values.mean(1), color="black", linewidth=2, label=f"average of {len(names)}")
         _dress(axis, point)
     axes[0][1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-    figure.suptitle(f"{result.label} on {result.config.data}", fontsize=11)
+    figure.suptitle(_plain(f"{result.label} on {result.config.data}"), fontsize=11)
     return figure
 
 
@@ -76,19 +75,20 @@ def influence_vectors(result: Result, vectors: Array, rounds: Sequence[int] | No
     names, count = result.federation.names, vectors.shape[1]
     side = min(max(2.2, 0.48 * count), 7)
     figure, axes = _figure(len(chosen), 1, side, side + 0.3)
-    shades = _around_equal_share(vectors[[number - 1 for number in chosen]], count)
+    top = float(np.nanmax(vectors[[number - 1 for number in chosen]]))
     for number, axis in zip(chosen, axes[0], strict=True):
-        image = axis.imshow(vectors[number - 1], norm=shades, cmap=_COLOURS)
+        image = axis.imshow(vectors[number - 1], vmin=0, vmax=top, cmap="Blues")
         axis.set_title(f"round {number}", fontsize=10)
         _name_axis(axis, "x", names)
         _name_axis(axis, "y", names if axis is axes[0][0] else ())
         if count <= 10:
-            _write_values(axis, vectors[number - 1])
+            _write_values(axis, vectors[number - 1], top)
     axes[0][0].set_ylabel("client that is helped")
     axes[0][0].set_xlabel("client that helps")
-    figure.colorbar(image, ax=list(axes[0]), shrink=0.8, label="influence λ (white: equal share)", pad=0.01)
+    figure.colorbar(image, ax=list(axes[0]), shrink=0.8, label="influence λ", pad=0.01)
     seeds = len(result.config.seeds)
-    figure.suptitle(f"{result.label} on {result.config.data}" + (f", mean of {seeds} seeds" if seeds > 1 else ""))
+    title = _plain(f"{result.label} on {result.config.data}")
+    figure.suptitle(title + (f", mean of {seeds} seeds" if seeds > 1 else ""))
     return figure
 
 
@@ -104,12 +104,12 @@ def influence_matrices(result: Result, matrices: Array) -> Figure:
         if m >= shown:
             axis.set_axis_off()
             continue
-        image = axis.imshow(matrices[m], norm=shades, cmap=_COLOURS, aspect="auto")
-        axis.set_title(f"helps {names[m]}", fontsize=9)
+        image = axis.imshow(matrices[m], norm=shades, cmap="PiYG", aspect="auto")
+        axis.set_title(_plain(f"helps {names[m]}"), fontsize=9)
         _name_axis(axis, "x", classes)
         _name_axis(axis, "y", names if m % across == 0 else ())
     figure.colorbar(image, ax=list(axes.flat), shrink=0.8, label="influence Λ (white: equal share)", pad=0.01)
-    figure.suptitle(f"{result.label} on {result.config.data}: influence per class, last round")
+    figure.suptitle(_plain(f"{result.label} on {result.config.data}: influence per class, last round"))
     return figure
 
 
@@ -127,9 +127,9 @@ def samples(federation: Federation, classes: int = 5) -> Figure:
             else:
                 axis.set_axis_off()
             if client is clients[0]:
-                axis.set_title(federation.classes[label], fontsize=7)
+                axis.set_title(_plain(federation.classes[label]), fontsize=7)
         line[0].set_axis_on()
-        line[0].set_ylabel(client.name, fontsize=7, rotation=0, ha="right", va="center")
+        line[0].set_ylabel(_plain(client.name), fontsize=7, rotation=0, ha="right", va="center")
     return figure
 
 
@@ -147,6 +147,7 @@ def save(figure: Figure, path: Path) -> None:
 
 def _mean_over_seeds(result: Result, name: str) -> Array:
     found = [result.influence(name, seed) for seed in result.config.seeds]
+    found = [array for array in found if array.size] or found  # a seed that diverged measured nothing
     shortest = min(len(array) for array in found)  # early stopping may end seeds at different rounds
     mean: Array = np.stack([array[:shortest] for array in found]).mean(0)
     return mean
@@ -167,9 +168,14 @@ def _dress(axis: Axes, title: str) -> None:
     axis.locator_params(axis="x", integer=True)
 
 
+def _plain(text: str) -> str:
+    """Text as it stands: between two dollar signs matplotlib would read a formula."""
+    return text.replace("$", r"\$")
+
+
 def _name_axis(axis: Axes, which: str, names: Sequence[str]) -> None:
     ticks = range(len(names)) if len(names) <= MOST_LABELS else ()
-    texts = [names[k] for k in ticks]
+    texts = [_plain(names[k]) for k in ticks]
     if which == "x":
         axis.set_xticks(list(ticks), texts, fontsize=7, rotation=45, ha="right", rotation_mode="anchor")
     else:
@@ -181,11 +187,12 @@ def _around_equal_share(values: Array, clients: int) -> TwoSlopeNorm:
     from matplotlib.colors import TwoSlopeNorm
 
     equal = 1 / clients
-    reach = max(float(np.nanmax(values)) - equal, equal - float(np.nanmin(values)), 1e-6)
+    reach = float(np.abs(values - equal).max(initial=1e-6, where=np.isfinite(values)))
     return TwoSlopeNorm(equal, equal - min(reach, equal), equal + reach)
 
 
-def _write_values(axis: Axes, values: Array) -> None:
+def _write_values(axis: Axes, values: Array, top: float) -> None:
     for (m, i), value in np.ndenumerate(values):
         if np.isfinite(value):
-            axis.text(i, m, f"{value:.2f}", ha="center", va="center", fontsize=7)
+            colour = "white" if value > 0.6 * top else "black"
+            axis.text(i, m, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
