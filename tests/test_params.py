@@ -1,0 +1,98 @@
+"""Models as mappings of tensors: stacking, means, and what drops out of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from fedc2i import params
+from fedc2i.params import Params
+
+
+def numbered(count: int) -> list[Params]:
+    return [{"b": torch.full((2, 3), float(k)), "a": torch.tensor([k, 10.0 * k])} for k in range(count)]
+
+
+def test_stack_and_row_are_inverse_and_keep_the_order_of_names() -> None:
+    models = numbered(3)
+    stacked = params.stack(models)
+    assert list(stacked) == ["b", "a"]
+    assert stacked["b"].shape == (3, 2, 3)
+    for k, model in enumerate(models):
+        assert all(torch.equal(params.row(stacked, k)[name], tensor) for name, tensor in model.items())
+    assert params.stack([]) == {}
+
+
+def test_rows_and_replace_rows() -> None:
+    stacked = params.stack(numbered(4))
+    assert params.rows(stacked, [3, 1])["a"].tolist() == [[3, 30], [1, 10]]
+    new = params.stack([{"b": torch.zeros(2, 3), "a": torch.tensor([-1.0, -2.0])}])
+    replaced = params.replace_rows(stacked, [2], new)
+    assert replaced["a"].tolist() == [[0, 0], [1, 10], [-1, -2], [3, 30]]
+    assert stacked["a"][2].tolist() == [2, 20]  # the original is untouched
+
+
+@pytest.mark.parametrize("keep", [["a", "zz"], lambda name: name == "a"])
+def test_select(keep: object) -> None:
+    assert list(params.select(numbered(1)[0], keep)) == ["a"]
+
+
+def test_floating_leaves_counters_out() -> None:
+    mixed = {"w": torch.zeros(1), "n": torch.tensor(3), "h": torch.zeros(1, dtype=torch.float64)}
+    assert list(params.floating(mixed)) == ["w", "h"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 16, 17, 40])
+def test_mix_is_the_sum_of_products(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    stacked = {"w": torch.randn(count, 4, 3, generator=generator).double(), "b": torch.randn(count, 4).double()}
+    weights = torch.rand(count, generator=generator).double()
+    got = params.mix(weights, stacked)
+    for name, tensor in stacked.items():
+        assert_close(got[name], sum(weights[k] * tensor[k] for k in range(count)))
+    by_class = torch.rand(count, 4, generator=generator).double()
+    got_tensor = params.mix_tensor(by_class, stacked["w"])
+    for c in range(4):
+        assert_close(got_tensor[c], sum(by_class[k, c] * stacked["w"][k, c] for k in range(count)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(count=st.integers(1, 40), classes=st.integers(1, 12), seed=st.integers(0, 1000))
+def test_mix_gives_the_same_bits_whichever_shape_the_weights_have(count: int, classes: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    stacked, weights = torch.randn(count, classes, 5, generator=generator), torch.rand(count, generator=generator)
+    assert torch.equal(
+        params.mix_tensor(weights, stacked), params.mix_tensor(weights[:, None].expand(-1, classes), stacked)
+    )
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.float64])
+@pytest.mark.parametrize("model", [torch.float32, torch.float64])
+def test_mix_keeps_the_precision_of_the_models(weights: torch.dtype, model: torch.dtype) -> None:
+    assert params.mix_tensor(torch.ones(1, dtype=weights), torch.ones(1, 2, dtype=model)).dtype == model
+
+
+def test_uniform_sums_to_one() -> None:
+    assert params.uniform(4, torch.zeros(1)).tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_finite_and_zero_where_not(bad: float) -> None:
+    stacked = params.stack(numbered(3))
+    stacked["a"][1, 0] = bad
+    stacked["n"] = torch.tensor([5, 6, 7])
+    valid = params.finite(stacked)
+    assert valid.tolist() == [True, False, True]
+    clean = params.zero_where_not(valid, stacked)
+    assert clean["a"].tolist() == [[0, 0], [0, 0], [2, 20]]
+    assert clean["b"].sum().item() == 12
+    assert clean["n"].tolist() == [5, 0, 7]
+
+
+def test_size_in_bytes() -> None:
+    sizes = {"w": torch.zeros(3, 2), "h": torch.zeros(5, dtype=torch.float64), "n": torch.tensor(1)}
+    assert params.size_in_bytes(sizes) == 24 + 40 + 8
+    assert params.size_in_bytes({}) == 0
