@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -189,8 +190,11 @@ def test_models_that_are_not_valid_get_nothing() -> None:
 @pytest.mark.parametrize("broken", [NAN, INF])
 def test_a_loss_that_is_not_finite_is_the_largest(broken: float) -> None:
     """Without model 0 or 2 the rest is broken, without model 1 it is not: model 1 must not get all the weight."""
-    assert influence(torch.tensor([broken, 2.0, broken]), 5.0, EVERYONE).tolist() == [0.5, 0.0, 0.5]
-    assert_close(influence(torch.tensor([broken, 2.0, broken]), 0.0, EVERYONE), torch.full((3,), 1 / 3))
+    assert influence(torch.tensor([broken, 2.0, 2.0]), 5.0, EVERYONE).tolist() == [0.0, 0.5, 0.5]
+    largest = influence(torch.tensor([broken, 2.0, broken]), 5.0, EVERYONE, not_finite="largest")
+    assert largest.tolist() == [0.5, 0.0, 0.5]
+    even = influence(torch.tensor([broken, 2.0, broken]), 0.0, EVERYONE, not_finite="largest")
+    assert_close(even, torch.full((3,), 1 / 3))
     assert influence(torch.tensor([broken, broken, broken]), 5.0, EVERYONE).tolist() == [0, 0, 0]
 
 
@@ -319,18 +323,20 @@ def test_a_broken_peer_is_left_out(poison: float, where: str) -> None:
     assert_same_model(got, start, rtol=1e-9)
 
 
-def test_a_huge_but_finite_peer_does_not_take_over() -> None:
+@pytest.mark.parametrize(("not_finite", "weights"), [("largest", [1 / 3, 1 / 3, 1 / 3, 0]), ("zero", [0, 0, 0, 1])])
+def test_a_huge_but_finite_peer(not_finite: Literal["zero", "largest"], weights: list[float]) -> None:
     def build() -> torch.nn.Module:  # unlike tanh, relu lets it overflow
         return torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5))
 
     problem = Problem.draw(4, 5, position=1)
     problem.build = build
     problem.models[3] = {name: 3e38 * tensor / tensor.abs().max() for name, tensor in problem.models[3].items()}
-    start, report = personalise(problem, dtype=torch.float32)
+    start, report = personalise(problem, FedC2I(not_finite=not_finite), dtype=torch.float32)
     assert report["left_out"].tolist() == [False] * 4
     assert not torch.isfinite(report["client_losses"]).all()  # else the case tests nothing
-    assert report["influence_vector"].tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
-    assert_close(start["0.weight"].double(), stack(problem.models[:3])["0.weight"].mean(0))
+    assert report["influence_vector"].tolist() == pytest.approx(weights)
+    if not_finite == "largest":
+        assert_close(start["0.weight"].double(), stack(problem.models[:3])["0.weight"].mean(0))
 
 
 def poisoned(model: Params) -> Params:

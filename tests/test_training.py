@@ -285,10 +285,10 @@ def test_dropout_is_deterministic_and_leaves_the_global_generator_alone(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"weight_decay": -1e-3}, "weight_decay must be at least 0"),
-        ({"weight_decay": float("nan")}, "weight_decay must be at least 0"),
+        ({"epochs": 0}, "epochs must be a finite number of at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be a finite number of at least 1"),
+        ({"weight_decay": -1e-3}, "weight_decay must be a finite number of at least 0"),
+        ({"weight_decay": float("nan")}, "weight_decay must be a finite number of at least 0"),
         ({"optimizer": "lbfgs"}, "optimizer must be adam or sgd, got 'lbfgs'"),
         ({"lr": 0.0}, "lr must be above 0"),
         ({"lr": float("inf")}, "lr must be above 0"),

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedc2i import api, cli_data, config, results
+from fedc2i import api, cli_data, cli_paper, config, results
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.options import options_of
@@ -30,6 +30,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(cli_data.app, name="data")
+app.command()(cli_paper.paper)
 INTERRUPTED = 130  # the exit code of a program that ctrl-c ended
 
 Data = Annotated[str | None, typer.Option(help="embedded, digit5, office10, folder:DIR or arrays:DIR.")]
@@ -134,6 +135,8 @@ def _values(file: Path | None, pairs: list[str] | None, *named: Any) -> dict[str
         name, equals, value = (part.strip() for part in pair.partition("="))
         if not equals or not name:
             raise UserError(f"--set takes KEY=VALUE, got '{pair}'")
+        if name == "method":
+            raise UserError("--set method=...: name the method as the command's argument")
         if isinstance(values.get("options"), dict):
             values["options"].pop(name, None)
         values[name] = value

@@ -14,6 +14,7 @@ Nothing here branches on the values of a tensor, so every function can be lifted
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -116,25 +117,29 @@ def logsumexp_without_each(logits: Tensor) -> Tensor:
     return torch.logaddexp(torch.cat([nothing, before], 1), torch.cat([after, nothing], 1))
 
 
-def influence(losses: Tensor, gamma: float | Tensor, valid: Tensor) -> Tensor:
+def influence(
+    losses: Tensor, gamma: float | Tensor, valid: Tensor, not_finite: Literal["zero", "largest"] = "zero"
+) -> Tensor:
     """Losses to weights: softmax over clients of γ·log(loss), in log space so that no power can overflow.
 
     Args:
         losses: ``(K,)`` or ``(K, C)`` leave-one-out losses.
         gamma: sensitivity, at least 0; 0 gives equal weights.
         valid: ``(K,)`` or ``(K, C)`` booleans; the others get weight 0.
+        not_finite: what a loss that is not finite is worth: nothing, or as much as the largest number. The latter is
+            the formula's limit: one huge model makes every loss overflow but its own, and must not win by that.
 
     Returns:
-        Weights of the shape of ``losses`` that sum to one over clients. A loss that is not finite counts as larger than
-        any that is: without that model a broken one is left among the rest, and giving it nothing instead would give
-        all to the broken one. Where no loss is finite all weights are 0, and the caller decides what to keep.
+        Weights of the shape of ``losses`` that sum to one over clients. Where no loss is finite all weights are 0, and
+        the caller decides what to keep.
     """
     if valid.ndim < losses.ndim:
         valid = valid[:, None].expand_as(losses)
-    is_finite = torch.isfinite(losses)
-    scores = gamma * torch.where(is_finite, losses, torch.finfo(losses.dtype).max).clamp(min=SMALLEST_LOSS).log()
-    weights = torch.where(valid, scores, -torch.inf).softmax(0)
-    return torch.where((valid & is_finite).any(0), weights, 0.0)  # nan after softmax where none is valid
+    usable = valid & torch.isfinite(losses)
+    losses = torch.where(usable, losses, torch.finfo(losses.dtype).max)
+    scores = gamma * losses.clamp(min=SMALLEST_LOSS).log()
+    weights = torch.where(usable if not_finite == "zero" else valid, scores, -torch.inf).softmax(0)
+    return torch.where(usable.any(0), weights, 0.0)  # nan after softmax where none is valid
 
 
 def fill_empty(weights: Tensor, fallback: Tensor) -> Tensor:

@@ -96,8 +96,8 @@ class Model:
             with torch.no_grad():
                 self._module.eval()
                 whole = functional_call(self._module, params, (scale(x, torch.float32),))
-        except (RuntimeError, ValueError, IndexError) as error:
-            reason = str(error).strip().splitlines()[0]
+        except Exception as error:  # whatever a user's module may raise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(f"model '{self.name}' cannot read images of {tuple(x.shape[1:])}: {reason}") from None
         if not self._is_last(params, x, whole):
             raise UserError(
@@ -170,8 +170,9 @@ class LeNet(nn.Module):
     ) -> None:
         super().__init__()
         height, width = (((side - 4) // 2 - 4) // 2 for side in image[1:])
-        self.conv1 = nn.Conv2d(image[0], channels[0], 5)
-        self.conv2 = nn.Conv2d(channels[0], channels[1], 5)
+        # BatchNorm takes any bias out again; it would have no gradient but rounding noise, which Adam blows up.
+        self.conv1 = nn.Conv2d(image[0], channels[0], 5, bias=not batch_norm)
+        self.conv2 = nn.Conv2d(channels[0], channels[1], 5, bias=not batch_norm)
         self.bn1: nn.Module = nn.BatchNorm2d(channels[0]) if batch_norm else nn.Identity()
         self.bn2: nn.Module = nn.BatchNorm2d(channels[1]) if batch_norm else nn.Identity()
         self.fc1 = nn.Linear(channels[1] * height * width, hidden[0])

@@ -115,6 +115,9 @@ def prepare(
     nested = settings.get("options", {})
     if not isinstance(nested, Mapping):
         raise UserError(f"'options' must be a table of the method's options, got '{nested}'")
+    for name in nested:
+        if name in run_settings():
+            raise UserError(f"'{name}' is a setting of the run, not an option of a method: write it above [options]")
     values = {**{name: value for name, value in settings.items() if name != "options"}, **nested}
     if not isinstance(data, str | Federation | None):
         raise UserError(f"data must be a data set's name or a fedc2i.Federation, got {type(data).__name__}")

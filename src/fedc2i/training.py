@@ -16,6 +16,7 @@ from torch.func import grad, vmap
 
 from fedc2i.errors import UserError
 from fedc2i.influence import weighted_mean
+from fedc2i.options import check_at_least
 from fedc2i.params import Params, Stacked
 
 
@@ -58,9 +59,8 @@ class Training:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("batch_size", 1), ("weight_decay", 0.0)):
-            if not getattr(self, name) >= low:
-                raise UserError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        check_at_least(self, 1, "epochs", "batch_size")
+        check_at_least(self, 0, "weight_decay")
         if self.optimizer not in ("adam", "sgd"):
             raise UserError(f"optimizer must be adam or sgd, got '{self.optimizer}'")
         if not 0 < self.lr < float("inf"):

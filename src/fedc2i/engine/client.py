@@ -35,7 +35,8 @@ class ClientData:
     def place(cls, client: Client, classes: int, device: torch.device) -> ClientData:
         """Moves a client's data to the device."""
         counts = torch.bincount(client.train.y, minlength=classes).to(device)
-        train, validation, test = (_place(split, device) for split in (client.train, client.validation, client.test))
+        shape = client.train.x.shape[1:]
+        train, validation, test = (_place(own, shape, device) for own in (client.train, client.validation, client.test))
         return cls(client.name, train, validation, test, counts)
 
     @property
@@ -44,8 +45,9 @@ class ClientData:
         return len(self.train.y)
 
 
-def _place(split: Split, device: torch.device) -> Batch:
-    return Batch(split.x.to(device), split.y.to(device), torch.ones(len(split), device=device))
+def _place(split: Split, shape: torch.Size, device: torch.device) -> Batch:
+    images = split.x.reshape(len(split), *shape)  # an empty split may come without the images' shape
+    return Batch(images.to(device), split.y.to(device), torch.ones(len(split), device=device))
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,13 @@ class FedC2I(Method):
         "include", "classifier rows of clients that lack the class; exclude sends class counts along"
     )
 
+    not_finite: Literal["zero", "largest"] = option(
+        "zero", "a model without which the loss is not finite: no influence, or that of the largest loss"
+    )
+
     def __post_init__(self) -> None:
         check_choice(self, "variant", "head", "class_features", "influence_split", "missing", "untrained_rows")
+        check_choice(self, "not_finite")
         check_at_least(self, 0, "gamma")
         if self.gamma_class is not None:
             check_at_least(self, 0, "gamma_class")
@@ -106,9 +111,8 @@ class FedC2I(Method):
         head_weights = self._head_weights(own, body, heads, body_weights, valid, batch, site, report)
         start = {**start, **{name: mix_tensor(head_weights, rows) for name, rows in heads.items()}}
 
-        known = site.position >= 0
-        plain = {**own, **mix(equal_share(valid, head_weights), peers)}  # where a client's first round starts
-        start = {name: torch.where(known, tensor, plain[name]) for name, tensor in start.items()}
+        plain = {**own, **mix(equal_share(valid, head_weights), peers)}
+        start = {name: torch.where(_can_measure(own, site), tensor, plain[name]) for name, tensor in start.items()}
         return {name: torch.where(valid.any(), tensor, own[name]) for name, tensor in start.items()}, report
 
     def _body_weights(
@@ -123,7 +127,9 @@ class FedC2I(Method):
             return sharp_cross_entropy(site.logits({**own, **body}, batch.x), batch.y, batch.w)
 
         losses = client_losses(loss, bodies, valid)
-        weights = fill_empty(influence(losses, self.gamma, valid), _own_or(everyone, valid, site))
+        weights = influence(losses, self.gamma, valid, self.not_finite)
+        weights = fill_empty(weights, _own_or(everyone, valid, site))
+        weights = torch.where(_can_measure(own, site), weights, everyone)
         report.update(client_losses=losses, influence_vector=weights)
         return weights
 
@@ -153,12 +159,18 @@ class FedC2I(Method):
             usable = usable & (site.received["class_counts"] > 0)
         losses = class_losses(site.model.head(own, features), logits, batch.y, batch.w, usable)
         gamma = self.gamma if self.gamma_class is None else self.gamma_class
-        weights = fill_empty(influence(losses, gamma, usable), keep)
+        weights = fill_empty(influence(losses, gamma, usable, self.not_finite), keep)
         if self.missing != "formula":
             instead = {"uniform": everyone, "own": keep}[self.missing]
             weights = torch.where(site.counts > 0, weights, instead[:, None])
+        weights = torch.where(_can_measure(own, site), weights, everyone[:, None])
         report.update(class_losses=losses, influence_matrix=weights)
         return weights
+
+
+def _can_measure(own: Params, site: Site) -> Tensor:
+    """Whether the client has trained before and its model is sound; one that has not starts from the plain mean."""
+    return (site.position >= 0) & finite({name: tensor[None] for name, tensor in own.items()})[0]
 
 
 def _own_or(everyone: Tensor, valid: Tensor, site: Site) -> Tensor:
