@@ -1,0 +1,82 @@
+"""What every method must do on any engine, and the small runs that show it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fedc2i
+from fedc2i.data.federation import Federation
+from fedc2i.engine import Outcome, Round, Settings, federate
+from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.methods import Method
+from fedc2i.methods.base import Site
+from fedc2i.models import Model
+from fedc2i.params import Params
+from fedc2i.training import Training
+
+CPU = torch.device("cpu")
+TRAINING = Training(batch_size=5, lr=0.01)
+SIZES = (12, 20, 7, 9)
+
+
+def run(
+    method: Method, model: Model, federation: Federation, rounds: int = 2, **settings: Any
+) -> tuple[Outcome, list[Round]]:
+    """A small run, with the report of every round."""
+    reports: list[Round] = []
+    settings = {"training": TRAINING, "executor": "looped", **settings}
+    outcome = federate(method, model, federation, Settings(rounds=rounds, **settings), 0, on_round=reports.append)
+    return outcome, reports
+
+
+def place(federation: Federation, client: int = 0) -> ClientData:
+    return ClientData.place(federation.clients[client], len(federation.classes), CPU)
+
+
+def make_site(model: Model, data: ClientData, received: Params | None = None, **more: Any) -> Site:
+    return Site(model, data.counts, torch.tensor(0), received or {}, **more)
+
+
+def local_client(method: Method, model: Model, federation: Federation, training: Training = TRAINING) -> LocalClient:
+    """The first client of a federation."""
+    return LocalClient(Recipe(method, model, training, rounds=3, seed=0), place(federation))
+
+
+def upload(method: Method, model: Model, federation: Federation) -> Params:
+    """What the first client sends of its initial model."""
+    start = method.setup(model.init(0), model)
+    return local_client(method, model, federation).upload(start, start, {}, -1, 1)
+
+
+def assert_runs_everywhere(method: Method, model: Model, make_federation: Callable[..., Federation]) -> None:
+    """Looped and stacked agree: unequal clients, one without a class; one, two, three, and half of four.
+
+    A model with batch statistics cannot be stacked over unequal clients, so its clients are equal. Tensors are
+    compared by norm: where a single number's gradient is next to nothing, Adam blows its rounding up.
+    """
+    sizes = (12,) * len(SIZES) if model.has_statistics else SIZES
+    for clients, settings in ((3, {}), (1, {}), (2, {}), (4, {"clients_per_round": "50%", "rounds": 3})):
+        federation = make_federation(sizes=sizes[:clients], validation=2)
+        looped, reports = run(method, model, federation, **settings)
+        stacked, others = run(method, model, federation, executor="stacked", **settings)
+        for got, want in ((stacked.trained, looped.trained), (stacked.received, looped.received)):
+            assert got.keys() == want.keys()
+            for name, tensor in want.items():
+                assert torch.isfinite(tensor).all(), name
+                assert torch.dist(got[name].float(), tensor.float()) <= 1e-4 * tensor.float().norm() + 1e-6, name
+        for one, two in zip(reports, others, strict=True):
+            for point, metrics in one.metrics.items():
+                for a, b in zip(metrics, two.metrics[point], strict=True):
+                    assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
+
+
+def accuracy_on_embedded(method: str | Method, **settings: Any) -> Round:
+    """The last of four rounds on three of the embedded clients; chance is 10 %."""
+    federation = fedc2i.load("embedded")
+    three = federation.select(federation.names[:3])
+    result = fedc2i.run(method, three, rounds=4, evaluate_every=4, **settings)
+    return result.rounds[-1]
