@@ -1,0 +1,52 @@
+"""FedRep: one body for all, a head for each.
+
+Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning",
+ICML 2021. The server averages bodies, θ ← Σ_m p_m θ_m; heads φ_m never leave. A local run alternates:
+
+    φ_m ← argmin_φ CE(θ, φ)        head epochs, body frozen
+    θ_m ← step on CE(θ, φ_m)       body epochs, head frozen
+
+The epochs of a local run are shared out, so that FedRep trains as long as every other method: with two, one for the
+head, then one for the body. The authors' scripts use ten and five, and at least ten further head epochs after the last
+round; PFLlib adds its head epochs on top. While the body is frozen its layers run in evaluation mode, so that
+BatchNorm's statistics are frozen too; the libraries leave them in training mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedc2i.errors import UserError
+from fedc2i.methods.base import Phase, Site
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.options import option
+from fedc2i.params import Params, select
+from fedc2i.training import Batch
+
+
+@dataclass(frozen=True)
+class FedRep(FedAvg):
+    """FedAvg of the bodies; what the authors score is the mean body under the client's own head (``received``)."""
+
+    name = "fedrep"
+    title = "FedRep"
+    about = "a shared body and private heads, trained in turn"
+
+    body_epochs: int = option(1, "how many of the local epochs, the last ones, train the body; one is left to the head")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.body_epochs, int) and self.body_epochs >= 1):
+            raise UserError(f"body_epochs must be a whole number of at least 1, got '{self.body_epochs}'")
+
+    def phases(self, epochs: int) -> Sequence[Phase]:
+        """Head, then body; a single epoch cannot be shared out and trains both at once."""
+        if epochs == 1:
+            return (Phase(1),)
+        body = min(self.body_epochs, epochs - 1)
+        return Phase(epochs - body, "head"), Phase(body, "body")
+
+    def upload(self, params: Params, data: Batch, site: Site) -> Params:
+        """The body."""
+        return select(super().upload(params, data, site), site.model.body_names)
