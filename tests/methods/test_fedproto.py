@@ -1,0 +1,186 @@
+"""FedProto: its prototypes, loss and both predictions against an oracle; absent clients; the labelled variant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedc2i.data.federation import Federation
+from fedc2i.errors import UserError
+from fedc2i.methods.base import Uploads
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.methods.fedproto import FedProto
+from fedc2i.methods.local import Local
+from fedc2i.models import Model
+from fedc2i.params import Params, select, stack
+from fedc2i.plans import prepare
+from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, make_site, place, run, upload
+from oracles import assert_same_model
+from oracles.fedproto import client_prototypes, global_prototypes, loss, nearest
+
+HEAD = {"head.weight", "head.bias"}
+BODY = {"hidden.weight", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
+
+
+def exchange(method: FedProto, model: Model, federation: Federation) -> tuple[Params, list[dict[int, Any]]]:
+    """What clients with different models receive after one exchange, and their prototypes by the oracle."""
+    uploads, oracles = [], []
+    for m in range(3):
+        data, params = place(federation, m), model.init(m)
+        site = make_site(model, data)
+        uploads.append(method.upload(params, data.train, site))
+        oracles.append(client_prototypes(site.features(params, data.train.x), data.train.y))
+    together = Uploads(stack(uploads), (0, 1, 2), torch.tensor([12, 20, 7]), torch.zeros(3))
+    return method.combine(together, {})[0].to(0), oracles
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "counts"])
+def test_prototypes_are_the_oracle_s(weighting: Any, model: Model, federation: Federation) -> None:
+    received, oracles = exchange(FedProto(weighting=weighting), model, federation)
+    assert 3 not in oracles[0]  # the first client lacks the last class
+    counts = [dict(enumerate(place(federation, m).counts.tolist())) for m in range(3)]
+    want = global_prototypes(oracles, counts if weighting == "counts" else None)
+    assert received.keys() == {"prototypes", "known"}
+    assert received["known"].tolist() == [True] * 4
+    torch.testing.assert_close(received["prototypes"], torch.tensor([want[c] for c in range(4)]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("ld", [0.0, 1.0, 2.5])
+def test_loss_is_the_oracle_s_also_for_a_class_without_prototype(
+    ld: float, model: Model, federation: Federation
+) -> None:
+    data, params = place(federation, 1), model.init(0)
+    known = torch.tensor([True, False, True, True])
+    means = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    site = make_site(model, data, {"prototypes": means, "known": known})
+    features = site.features(params, data.train.x)
+    table = {c: means[c].tolist() for c in (0, 2, 3)}
+    want = loss(site.model.head(params, features), features, data.train.y, table, ld)
+    assert FedProto(ld=ld).loss(params, data.train, site).item() == pytest.approx(want, rel=1e-5)
+
+
+def test_the_first_round_is_local_training(model: Model, federation: Federation) -> None:
+    ours, _ = run(FedProto(ld=5.0), model, federation, rounds=1)
+    alone, _ = run(Local(), model, federation, rounds=1)
+    assert_same_model(ours.trained, alone.trained, rtol=0, atol=0)
+    assert_same_model(ours.received, alone.received, rtol=0, atol=0)
+    later, _ = run(FedProto(ld=5.0), model, federation, rounds=2)
+    assert not torch.equal(later.trained["hidden.weight"], run(Local(), model, federation)[0].trained["hidden.weight"])
+
+
+def test_both_predictions(model: Model, federation: Federation) -> None:
+    received, _ = exchange(FedProto(), model, federation)
+    received = {**received, "known": torch.tensor([True, True, False, True])}
+    data, params = place(federation, 2), model.init(2)
+    site, x = make_site(model, data, received), place(federation, 1).train.x
+    means = {c: received["prototypes"][c].tolist() for c in (0, 1, 3)}
+    want = nearest(site.features(params, x), means)
+    by_class, by_prototype = FedProto(), FedProto(inference="prototype")
+    assert torch.equal(by_class.predict(params, x, site), site.logits(params, x))
+    assert by_class.other_predictions(params, x, site)["prototype"].argmax(1).tolist() == want
+    assert by_prototype.predict(params, x, site).argmax(1).tolist() == want
+    assert torch.equal(by_prototype.other_predictions(params, x, site)["classifier"], site.logits(params, x))
+
+
+def test_without_prototypes_the_classifier_predicts(model: Model, federation: Federation) -> None:
+    data, params = place(federation), model.init(0)
+    site = make_site(model, data)
+    for inference in ("classifier", "prototype"):
+        method = FedProto(inference=inference)
+        assert torch.equal(method.predict(params, data.test.x, site), site.logits(params, data.test.x))
+        (other,) = method.other_predictions(params, data.test.x, site).values()
+        assert torch.equal(other, site.logits(params, data.test.x))
+
+
+def test_absent_clients_prototypes_stay_their_models_do_not() -> None:
+    tensors = {
+        "w": torch.tensor([[1.0], [2.0], [9.0]]),
+        "prototypes": torch.tensor([[[1.0], [0.0]], [[3.0], [0.0]], [[0.0], [8.0]]]),
+        "class_present": torch.tensor([[True, False], [True, False], [False, True]]),
+    }
+    method = FedProto(share_model=True)
+    uploads = Uploads(tensors, (0, 1, 4), torch.tensor([5, 6, 7]), torch.tensor([0, 0, 3]))
+    shared = method.combine(uploads, {})[0].shared
+    assert shared["prototypes"].tolist() == [[2.0], [8.0]]
+    assert shared["w"].tolist() == [1.5]
+    stale = Uploads(tensors, (0, 1, 4), torch.tensor([5, 6, 7]), torch.tensor([1, 2, 3]))  # all uploads were refused
+    assert method.combine(stale, {})[0].shared["w"].tolist() == [4.0]
+    by_count = FedProto(share_model=True, weighting="counts").weights(uploads)
+    assert by_count.tolist() == pytest.approx([5 / 11, 6 / 11, 0])
+
+
+def test_sharing_the_model_without_the_new_loss_is_fedavg(model: Model, federation: Federation) -> None:
+    ours, _ = run(FedProto(ld=0.0, share_model=True), model, federation)
+    mean, _ = run(FedAvg(), model, federation)
+    assert_same_model(ours.received, mean.received, rtol=1e-5, atol=1e-6)
+
+
+def test_the_variant_says_so_in_tables(federation: Federation) -> None:
+    plans = prepare(["fedproto", "fedproto:share_model=true"], {"rounds": 1}, federation, "lenet5")
+    assert [plan.label for plan in plans] == ["FedProto", "FedProto + FedAvg (share_model=True)"]
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ({}, {"prototypes", "class_present"}),
+        ({"weighting": "counts"}, {"prototypes", "class_counts"}),
+        ({"share_model": True}, {"prototypes", "class_present"} | HEAD | BODY),
+    ],
+)
+def test_exactly_this_leaves(
+    options: dict[str, Any], keys: set[str], make_model: Callable[..., Model], federation: Federation
+) -> None:
+    sent = upload(FedProto(**options), make_model(batch_norm=True), federation)
+    assert sent.keys() == keys
+    if "class_present" in keys:
+        assert sent["class_present"].tolist() == [True, True, True, False]
+    else:
+        assert sent["class_counts"].tolist() == [4, 4, 4, 0]
+
+
+def test_prototypes_are_taken_after_training_in_evaluation_mode(
+    make_model: Callable[..., Model], federation: Federation
+) -> None:
+    model, method = make_model(batch_norm=True), FedProto()
+    client = local_client(method, model, federation)
+    start = model.init(0)
+    trained = client.train(start, {}, -1, 1)
+    before = {name: tensor.clone() for name, tensor in trained.items()}
+    sent = client.upload(trained, start, {}, -1, 1)
+    assert_same_model(trained, before, rtol=0, atol=0)  # statistics did not move
+    want = client_prototypes(model.features(trained, client.data.train.x, training=False), client.data.train.y)
+    torch.testing.assert_close(sent["prototypes"][1], torch.tensor(want[1]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"share_model": True, "weighting": "counts", "inference": "prototype"}])
+def test_every_engine(options: dict[str, Any], model: Model, make_federation: Callable[..., Federation]) -> None:
+    assert_runs_everywhere(FedProto(**options), model, make_federation)
+
+
+def test_models_stay_private(model: Model, federation: Federation) -> None:
+    outcome, _ = run(FedProto(), model, federation)
+    assert_same_model(outcome.received, select(outcome.trained, model.init(0)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ld": -1}, "ld must be a finite number of at least 0, got -1"),
+        ({"weighting": "samples"}, r"weighting must be uniform \| counts, got 'samples'"),
+        ({"inference": "both"}, r"inference must be classifier \| prototype"),
+        ({"share_model": "yes"}, "share_model must be true or false, got 'yes'"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        FedProto(**options)
+
+
+def test_it_learns() -> None:
+    last = accuracy_on_embedded("fedproto")
+    assert last.mean("trained") > 60
+    assert last.mean("received", "accuracy/prototype") > 50
