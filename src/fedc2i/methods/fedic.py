@@ -1,0 +1,116 @@
+"""FedIC: prototypes and classifier rows are shared inside clusters of clients, found for every class.
+
+Zheng, Song, Hu, Zheng, Yang, Xu, Zhao, Pu, Fang, Wang, "Intra-Class Unbiased Prototype Aggregation and Classifier
+Collaboration for Personalized Federated Learning", AAAI 2026. **A reconstruction**: we had neither code nor full
+text. The abstract says that prototypes are clustered inside each class, aggregated inside clusters only, and that
+classifiers of one cluster are combined by their predictive gain; for the last we take FedPAC's quadratic programme.
+
+For class c, over the clients that have it, S is the cluster of client m (first partition of FINCH, by cosine):
+
+    P_m,c = Σ_{i∈S} n_i,c p_i,c / Σ_{i∈S} n_i,c                                the prototype client m is drawn to
+    φ̄_m,c = Σ_{i∈S} α_i φ_i,c                                                  its row (and bias entry) of the head
+    α = argmin over the simplex of  Σ_i α_i² V_i,c + ‖p_m,c − Σ_i α_i p_i,c‖²,  V_i,c = (E‖h‖² − ‖p_i,c‖²) / n_i,c
+
+and bodies are averaged. Local loss CE + λ·MSE(h(x), P_m,y). A cluster of one keeps its row (α = 1), as does a client
+for a class it has no samples of. Statistics are taken from the model just trained, in evaluation mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedc2i.clustering import cosine_similarity, first_neighbours, linked_above
+from fedc2i.errors import UserError
+from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
+from fedc2i.methods.fedpac import FedPAC, class_statistics
+from fedc2i.options import check_at_least, check_choice, option
+from fedc2i.params import Params
+from fedc2i.solvers import combination_weights
+from fedc2i.tags import HEAD, tag, tagged
+from fedc2i.training import Batch
+
+
+@dataclass(frozen=True)
+class FedIC(FedPAC):
+    """FedPAC inside the clusters of each class."""
+
+    name = "fedic"
+    title = "FedIC"
+    about = "prototypes and classifier rows combined inside clusters of clients, class by class"
+    reconstruction = (
+        "FedIC is a reconstruction from its abstract: FINCH clusters of class prototypes, and FedPAC's quadratic "
+        "programme inside them."
+    )
+
+    alternate: bool = option(False, "train the head first, then the body, as FedPAC does, instead of both together")
+    clustering: Literal["finch", "threshold"] = option(
+        "finch", "clusters of prototypes: nearest neighbours linked, or pairs of at least cosine tau"
+    )
+    tau: float = option(0.9, "clustering=threshold: the cosine that links two clients, -1..1")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(self, "clustering")
+        check_at_least(self, -1, "tau")
+        if self.tau > 1:
+            raise UserError(f"tau must be in -1..1, got {self.tau}")
+
+    def phases(self, epochs: int) -> Sequence[Phase]:
+        """All together, or as FedPAC."""
+        return super().phases(epochs) if self.alternate else (Phase(epochs),)
+
+    def upload(self, params: Params, data: Batch, site: Site) -> Params:
+        """The model, its prototypes, class counts, and one scalar a class."""
+        means, squares, counts = class_statistics(params, data, site)
+        return {
+            **tag(Method.upload(self, params, data, site), site.model.head_names, HEAD),
+            "prototypes": means,
+            "class_counts": site.counts,
+            "variance": (squares - means.square().sum(1)).clamp(min=0) / counts.clamp(min=1),
+        }
+
+    def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
+        """The mean body for all; prototypes and rows of the head from its clusters for each."""
+        sent = uploads.tensors
+        points, counts = sent["prototypes"].transpose(0, 1), sent["class_counts"].T  # (C, K, d), (C, K)
+        same = self.clusters(points, counts > 0)
+        members = (
+            torch.where((counts > 0)[..., None], same, True) * counts[:, None]
+        )  # without the class: all who have it
+        share = members / members.sum(-1, keepdim=True).clamp(min=1)  # (C, K, K)
+        weights = row_weights(sent["variance"].T, points, same).to(points.dtype)  # (K, K, C)
+        personal = {name: torch.einsum("mkc,kc...->mc...", weights, rows) for name, rows in tagged(sent, HEAD).items()}
+        personal["prototypes"] = torch.einsum("cmk,ckd->mcd", share.to(points.dtype), points)
+        personal["influence_matrix"] = weights
+        shared = {**self.mean_body(uploads), "known": counts.sum(1) > 0}
+        return Download(shared, personal, uploads.clients), state
+
+    def clusters(self, points: Tensor, present: Tensor) -> Tensor:
+        """``(C, K, K)`` who shares a cluster with whom, of prototypes ``(C, K, d)``; see `fedc2i.clustering`."""
+        similarity = cosine_similarity(points)
+        if self.clustering == "finch":
+            return first_neighbours(similarity, present)
+        return linked_above(similarity, present, self.tau)
+
+
+def row_weights(variances: Tensor, points: Tensor, same: Tensor) -> Tensor:
+    """α of every client m for every client k and class c, ``(K, K, C)`` float64.
+
+    Args:
+        variances: ``(C, K)`` V.
+        points: ``(C, K, d)`` prototypes.
+        same: ``(C, K, K)`` clusters.
+    """
+    classes, clients = variances.shape
+    weights = torch.eye(clients, dtype=torch.float64, device=points.device)[..., None].repeat(1, 1, classes)
+    for c in range(classes):
+        for m in range(clients):
+            who = same[c, m].nonzero()[:, 0]
+            if len(who) > 1 and who[0] == m:  # each cluster once
+                weights[who[:, None], who, c] = combination_weights(variances[c, who], points[c, who])
+    return weights
