@@ -1,0 +1,121 @@
+"""FedPAC: features aligned to global prototypes, classifiers combined by a quadratic programme for each client.
+
+Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023; their
+code is JianXu95/FedPAC. With p_i,c the share of class c at client i, μ_i,c its mean feature under the *received* body,
+h_i,c = p_i,c μ_i,c and n_i samples, client m gets the head φ̄_m = Σ_i α_i φ_i with weights for the whole head
+
+    α = argmin over the simplex of  Σ_i α_i² V_i + Σ_c ‖h_m,c − Σ_i α_i h_i,c‖²
+    V_i = (Σ_c p_i,c E‖h‖² − Σ_c p_i,c² ‖μ_i,c‖²) / n_i                        (variance, then bias, of the mixture)
+
+the mean of all bodies, and global prototypes P_c, the count-weighted means of class features under the trained bodies.
+Its local loss is CE + λ·MSE(h(x), P_y); a head epoch comes first, then body epochs.
+
+As in the authors' code, weights are per client, not per class, and a client that sat a round out keeps its head. Unlike
+it, the programme is solved exactly (they drop eigenvalues below 0.01 when rounding makes the matrix indefinite, and
+weights below 0.001), prototypes are taken in evaluation mode, the head has no learning rate of its own (theirs is 0.1),
+and the head epoch is one of the E epochs, not one more. PFLlib averages prototypes without counts and does not
+renormalise the truncated weights; FL-bench's file computes the weights but never applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from fedc2i.errors import UserError
+from fedc2i.methods.base import Download, Phase, Site, Uploads
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.options import check_at_least, option
+from fedc2i.params import Params, mix, select
+from fedc2i.prototypes import average, prototypes
+from fedc2i.solvers import combination_weights
+from fedc2i.tags import HEAD, tag, tagged
+from fedc2i.training import Batch
+
+STATISTICS = ("prototypes", "class_counts", "reference", "variance")
+WEIGHTS = ("influence_vector", "influence_matrix")  # what the server sends along for reports
+
+
+@dataclass(frozen=True)
+class FedPAC(FedAvg):
+    """Prototype alignment and head combination; the body is FedAvg's."""
+
+    name = "fedpac"
+    title = "FedPAC"
+    about = "features aligned to global prototypes, heads combined by a quadratic programme"
+    headline = "trained"
+
+    lam: float = option(1.0, "strength λ of the alignment to prototypes, at least 0")
+    head_epochs: int = option(1, "local epochs that train the head alone; the rest train the body")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 0, "lam")
+        if not (isinstance(self.head_epochs, int) and self.head_epochs >= 1):
+            raise UserError(f"head_epochs must be a whole number of at least 1, got '{self.head_epochs}'")
+
+    def phases(self, epochs: int) -> Sequence[Phase]:
+        """Head epochs, then body epochs; both together where there is only one epoch."""
+        head = min(self.head_epochs, epochs - 1)
+        return (Phase(head, "head"), Phase(epochs - head, "body")) if head else (Phase(epochs),)
+
+    def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
+        """CE, and from round 2 on the distance to the prototype of the sample's class, where there is one."""
+        features = site.features(params, batch.x)
+        loss = F.cross_entropy(site.model.head(params, features), batch.y, reduction="none")
+        if "prototypes" in site.received:
+            away = (features - site.received["prototypes"][batch.y]).square().mean(1)
+            loss = loss + self.lam * torch.where(site.received["known"][batch.y], away, 0)
+        return batch.mean(loss)
+
+    def upload(self, params: Params, data: Batch, site: Site) -> Params:
+        """The model, prototypes under it, class counts, and the two statistics of the programme."""
+        means, _, _ = class_statistics(params, data, site)
+        before, squares, counts = class_statistics(site.start, data, site)
+        share = counts / counts.sum()
+        return {
+            **tag(super().upload(params, data, site), site.model.head_names, HEAD),
+            "prototypes": means,
+            "class_counts": site.counts,
+            "reference": share[:, None] * before,
+            "variance": (share * squares - share.square() * before.square().sum(1)).sum() / counts.sum(),
+        }
+
+    def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
+        """The mean body and global prototypes for all, a combined head for each."""
+        sent = uploads.tensors
+        means, known = average(sent["prototypes"], sent["class_counts"].to(torch.float32))
+        weights = combination_weights(sent["variance"], sent["reference"].flatten(1)).to(torch.float32)
+        heads = {name: torch.tensordot(weights.to(rows), rows, 1) for name, rows in tagged(sent, HEAD).items()}
+        shared = {**self.mean_body(uploads), "prototypes": means, "known": known}
+        return Download(shared, {**heads, "influence_vector": weights}, uploads.clients), state
+
+    def mean_body(self, uploads: Uploads) -> Params:
+        """Everything but heads and statistics, averaged."""
+        body = select(uploads.tensors, lambda name: not name.startswith(HEAD) and name not in STATISTICS)
+        return mix(self.weights(uploads), body)
+
+    def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
+        """The mean body with the combined head; its own head for a client that took no part in the round."""
+        start, _ = super().personalise(own, batch, site)
+        took_part = site.position >= 0
+        head = {name: torch.where(took_part, start[name], own[name]) for name in site.model.head_names}
+        report = {
+            name: torch.where(took_part, site.received[name], torch.nan) for name in WEIGHTS if name in site.received
+        }
+        return {**start, **head}, report
+
+
+def class_statistics(params: Params, data: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every class the mean feature ``(C, d)``, the mean of its squared norm ``(C,)`` and the count ``(C,)``."""
+
+    def with_square(x: Tensor) -> Tensor:
+        features = site.features(params, x)
+        return torch.cat([features, features.square().sum(1, keepdim=True)], 1)
+
+    means, counts = prototypes(with_square, data, len(site.counts))
+    return means[:, :-1], means[:, -1], counts
