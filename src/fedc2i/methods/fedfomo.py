@@ -1,0 +1,122 @@
+"""FedFomo: every client moves towards the models that do better than its own on held-out data.
+
+Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized Federated Learning with First Order Model Optimization", ICLR 2021.
+The server relays all models. Client i, with L_i its loss on its validation data (training data if it has none), takes
+
+    w_ij ∝ max(0, (L_i(θ_i) − L_i(θ_j)) / ‖θ_j − θ_i‖),   Σ_j w_ij = 1
+    start = θ_i + Σ_j w_ij (θ_j − θ_i)
+
+and keeps θ_i if no model does better. θ_i is the model that the client's last local run *started* from; the trained one
+is among the candidates θ_j. So it is in the authors' published commands (NVlabs/FedFomo, ``--baseline_model
+first_model``) and in PFLlib. With ``baseline=trained``, as in FL-bench, θ_i is the trained model itself; it is hard to
+beat on the client's own data, which makes the method close to local training.
+
+The authors' server sends a few models, those with the largest weights so far and some random ones, and means of groups
+beside them; ours sends every client's model and no means. PFLlib keeps the trained model if nothing beats the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from fedc2i.errors import UserError
+from fedc2i.influence import equal_share
+from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
+from fedc2i.models import Model
+from fedc2i.options import check_choice, option
+from fedc2i.params import Params, Stacked, finite, mix, row, select, zero_where_not
+from fedc2i.training import Batch
+
+_BEFORE = "before."
+
+
+@dataclass(frozen=True)
+class FedFomo(Method):
+    """Weights by first-order gain on held-out data; the direct ancestor of FedC²I's influence vector."""
+
+    name = "fedfomo"
+    title = "FedFomo"
+    about = "moves towards the models that do better on the client's held-out data"
+    keeps_uploads = True
+
+    baseline: Literal["start", "trained"] = option(
+        "start", "what a model must beat: the one the local run started from, or the one just trained"
+    )
+    samples: int | Literal["all"] = option("all", "held-out samples that models are compared on, or all")
+
+    def __post_init__(self) -> None:
+        check_choice(self, "baseline")
+        if self.samples != "all" and not (isinstance(self.samples, int) and self.samples >= 1):
+            raise UserError(f"samples must be a whole number of at least 1, or all, got '{self.samples}'")
+
+    @property
+    def probe(self) -> Probe:
+        """Validation data, or training data where there is none."""
+        return Probe(self.samples, "held-out")
+
+    def setup(self, params: Params, model: Model) -> Params:
+        """Beside the model, a private copy of the one the next local run starts from, where that is the baseline."""
+        return params if self.baseline == "trained" else {**params, **_as_before(params)}
+
+    def untrained(self, model: Model) -> frozenset[str]:
+        """The private copy."""
+        return frozenset(_BEFORE + name for name in (*model.body_names, *model.head_names))
+
+    def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
+        """Relays every model to everyone."""
+        return Download(shared=uploads.tensors, clients=uploads.clients), state
+
+    def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
+        """The weighted step; a client whose model was never received, or is broken, starts from the mean.
+
+        The report's ``influence_vector`` holds w_ij, and at the client's own place what they leave of 1.
+        """
+        assert batch is not None
+        names = (*site.model.body_names, *site.model.head_names)
+        peers = select(site.received, names)
+        if not peers:  # no upload was usable yet
+            return own, {}
+        valid = finite(peers)
+        peers = zero_where_not(valid, peers)
+        mine = F.one_hot(site.position.clamp(min=0), len(valid)).to(torch.bool) & (site.position >= 0)
+        base = {name: own[name if self.baseline == "trained" else _BEFORE + name] for name in names}
+
+        def loss(model: Params) -> Tensor:
+            return batch.mean(F.cross_entropy(site.logits(model, batch.x), batch.y, reduction="none"))
+
+        before = loss(base)
+        losses = torch.stack([loss({**base, **row(peers, j)}) for j in range(len(valid))])
+        gains = first_order_gains(before, losses, _distances(base, peers, site))
+        gains = torch.where(valid, gains, 0.0)
+        better = gains.sum() > 0
+        weights = torch.where(better, gains / torch.where(better, gains.sum(), 1.0), mine.to(gains.dtype))
+        lost = ~(mine & valid).any() | ~torch.isfinite(before)
+        weights = torch.where(lost, equal_share(valid, weights), weights)
+        mixed = mix(weights, peers)
+        moves = valid.any() & (better | lost)
+        start = {name: torch.where(moves, mixed.get(name, base[name]), base[name]) for name in names}
+        kept = _as_before(start) if self.baseline == "start" else {}
+        return {**own, **start, **kept}, {"left_out": ~valid, "influence_vector": weights}
+
+
+def _as_before(params: Params) -> Params:
+    """A model under the names of the private copy."""
+    return {_BEFORE + name: tensor.clone() for name, tensor in params.items()}
+
+
+def _distances(base: Params, peers: Stacked, site: Site) -> Tensor:
+    """‖θ_j − θ_i‖ ``(K,)`` over trained parameters."""
+    names = [name for name in peers if name in site.model.trainable]
+    return torch.stack([(peers[name] - base[name]).flatten(1).square().sum(1) for name in names]).sum(0).sqrt()
+
+
+def first_order_gains(loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
+    """max(0, (L_i(θ_i) − L_i(θ_j)) / ‖θ_j − θ_i‖) for losses and distances ``(K,)``; 0 for a copy or a nan."""
+    gains = (loss - losses) / torch.where(distances > 0, distances, torch.inf)
+    return torch.where(torch.isfinite(gains), gains, 0.0).clamp(min=0)

@@ -1,0 +1,215 @@
+"""FedFomo: its weights by hand and by the oracle, both baselines, newcomers and broken models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedc2i.data.federation import Federation
+from fedc2i.errors import UserError
+from fedc2i.methods.base import Probe, Site, Uploads
+from fedc2i.methods.fedfomo import FedFomo, first_order_gains
+from fedc2i.methods.local import Local
+from fedc2i.models import Model, scale
+from fedc2i.params import Params, select, stack
+from fedc2i.training import Batch
+from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, place, run, upload
+from oracles import assert_same_model
+from oracles import fedfomo as oracle
+
+
+def module(model: Model, params: Params) -> nn.Module:
+    net = model._build()
+    net.load_state_dict(params)
+    return net
+
+
+def batch_of(federation: Federation, client: int = 1) -> Batch:
+    return place(federation, client).train
+
+
+def personalise(
+    model: Model, models: list[Params], own: Params, batch: Batch, position: int = 0, **options: Any
+) -> tuple[Params, dict[str, Tensor]]:
+    site = Site(model, torch.ones(4), torch.tensor(position), stack(models))
+    start, report = FedFomo(**{"baseline": "trained", **options}).personalise(own, batch, site)
+    return start, dict(report)
+
+
+@pytest.fixture
+def models(model: Model) -> list[Params]:
+    return [model.init(0, n) for n in range(5)]
+
+
+def test_gains_by_hand() -> None:
+    """1 better over distance 2; a worse one; a copy; a better one far off; one whose loss is not a number."""
+    losses, distances = torch.tensor([1.0, 3.0, 2.0, 1.5, torch.nan]), torch.tensor([2.0, 1.0, 0.0, 10.0, 1.0])
+    torch.testing.assert_close(
+        first_order_gains(torch.tensor(2.0), losses, distances), torch.tensor([0.5, 0.0, 0.0, 0.05, 0.0])
+    )
+
+
+@pytest.mark.parametrize("position", range(5))
+def test_weights_and_step_are_the_oracle_s(
+    position: int, model: Model, models: list[Params], federation: Federation
+) -> None:
+    batch = batch_of(federation)
+    nets, x = [module(model, one) for one in models], scale(batch.x, torch.float32)
+    want = oracle.weights(nets[position], nets, x, batch.y)
+    start, report = personalise(model, models, models[position], batch, position)
+    moved = oracle.step(nets[position], nets, want)
+    assert_same_model(start, dict(moved.named_parameters()), rtol=1e-4, atol=1e-6)
+    own = np.eye(5)[position] * (1 - sum(want))  # what is left of 1 is the client's own
+    np.testing.assert_allclose(report["influence_vector"], want + own, rtol=1e-3, atol=1e-5)
+
+
+def test_the_best_model_is_kept_bit_for_bit(model: Model, models: list[Params], federation: Federation) -> None:
+    batch = batch_of(federation)
+    losses = [oracle.loss_of(module(model, one), scale(batch.x, torch.float32), batch.y) for one in models]
+    best = int(np.argmin(losses))
+    start, report = personalise(model, models, models[best], batch, best)
+    assert_same_model(start, models[best], 0, 0)
+    assert report["influence_vector"].tolist() == np.eye(5)[best].tolist()
+
+
+def test_baseline_start_counts_the_trained_model_among_the_candidates(
+    model: Model, models: list[Params], federation: Federation
+) -> None:
+    batch, before = batch_of(federation), model.init(0, 9)
+    own = {**models[0], **{f"before.{name}": tensor for name, tensor in before.items()}}
+    nets, base = [module(model, one) for one in models], module(model, before)
+    want = oracle.weights(base, nets, scale(batch.x, torch.float32), batch.y)
+    assert want[0] > 0  # the case shows it
+    start, report = personalise(model, models, own, batch, baseline="start")
+    np.testing.assert_allclose(report["influence_vector"], want, rtol=1e-3, atol=1e-5)
+    moved = dict(oracle.step(base, nets, want).named_parameters())
+    assert_same_model(select(start, moved), moved, rtol=1e-4, atol=1e-6)
+    for name in moved:  # the next run's baseline
+        assert torch.equal(start[f"before.{name}"], start[name])
+
+
+def test_baseline_start_goes_back_where_nothing_does_better(
+    model: Model, models: list[Params], federation: Federation
+) -> None:
+    batch = batch_of(federation)
+    losses = [oracle.loss_of(module(model, one), scale(batch.x, torch.float32), batch.y) for one in models]
+    order = np.argsort(losses)
+    before, others = models[order[0]], [models[n] for n in order[1:]]
+    own = {**others[0], **{f"before.{name}": tensor for name, tensor in before.items()}}
+    start, _ = personalise(model, others, own, batch, baseline="start")
+    assert_same_model(select(start, before), before, 0, 0)
+
+
+def test_the_baseline_is_private_and_not_trained(model: Model, federation: Federation) -> None:
+    method = FedFomo(baseline="start")
+    start = method.setup(model.init(0), model)
+    trained = local_client(method, model, federation).train(start, {}, -1, 1)
+    for name in model.init(0):
+        assert torch.equal(trained[f"before.{name}"], start[name])
+        assert not torch.equal(trained[name], start[name])
+    assert upload(method, model, federation).keys() == set(model.init(0))
+
+
+@pytest.mark.parametrize("baseline", ["trained", "start"])
+def test_a_newcomer_starts_from_the_mean_and_broken_peers_are_left_out(
+    baseline: Any, model: Model, models: list[Params], federation: Federation
+) -> None:
+    method = FedFomo(baseline=baseline)
+    own, batch = method.setup(model.init(0, 9), model), batch_of(federation)
+    broken = [
+        {name: tensor * (torch.nan if n == 1 else 1) for name, tensor in one.items()} for n, one in enumerate(models)
+    ]
+    start, report = personalise(model, broken, own, batch, -1, baseline=baseline)
+    sound = stack([models[n] for n in (0, 2, 3, 4)])
+    assert_same_model(select(start, sound), {name: rows.mean(0) for name, rows in sound.items()}, 1e-5, 1e-6)
+    assert report["left_out"].tolist() == [False, True, False, False, False]
+    start, report = personalise(model, broken, method.setup(broken[0], model), batch, 0, baseline=baseline)
+    assert all(torch.isfinite(tensor).all() for tensor in start.values())
+    assert report["influence_vector"][1] == 0
+
+
+def test_a_client_whose_own_model_broke_starts_again(
+    model: Model, models: list[Params], federation: Federation
+) -> None:
+    own = {name: tensor * torch.nan for name, tensor in models[0].items()}
+    start, _ = personalise(model, models, own, batch_of(federation))
+    assert_same_model(start, {name: rows.mean(0) for name, rows in stack(models).items()}, 1e-5, 1e-6)
+
+
+def test_where_nothing_is_sound_its_own_model_stays(model: Model, models: list[Params], federation: Federation) -> None:
+    broken = [{name: tensor * torch.nan for name, tensor in one.items()} for one in models]
+    start, _ = personalise(model, broken, models[0], batch_of(federation))
+    assert_same_model(start, models[0], 0, 0)
+    assert FedFomo(baseline="trained").personalise(
+        models[0], batch_of(federation), Site(model, torch.ones(4), torch.tensor(-1), {})
+    ) == (
+        models[0],
+        {},
+    )
+
+
+def test_models_are_compared_on_held_out_data(make_federation: Callable[..., Federation], model: Model) -> None:
+    assert FedFomo(samples=7).probe == Probe(7, "held-out")
+    client = local_client(FedFomo(), model, make_federation(validation=3))
+    assert torch.equal(client.recipe.probe(client.data, 1).y.sort()[0], client.data.validation.y.sort()[0])
+    client = local_client(FedFomo(), model, make_federation())
+    assert len(client.recipe.probe(client.data, 1).y) == client.data.samples
+
+
+def test_the_server_relays_every_model() -> None:
+    tensors = {"a": torch.arange(6.0).reshape(3, 2)}
+    uploads = Uploads(tensors, (0, 2, 4), torch.tensor([5, 6, 7]), torch.tensor([0, 1, 0]))
+    download, _ = FedFomo().combine(uploads, {})
+    assert download.shared is tensors
+    assert FedFomo.keeps_uploads
+
+
+def test_alone_it_is_local_training(model: Model, make_federation: Callable[..., Federation]) -> None:
+    federation = make_federation(sizes=(12,))
+    assert_same_model(
+        run(FedFomo(baseline="trained"), model, federation)[0].trained, run(Local(), model, federation)[0].trained, 0, 0
+    )
+
+
+@pytest.mark.parametrize("baseline", ["trained", "start"])
+def test_rows_of_a_run_sum_to_one(baseline: Any, model: Model, federation: Federation) -> None:
+    _, reports = run(FedFomo(baseline=baseline), model, federation, rounds=3)
+    vectors = np.stack([report.influence["influence_vector"] for report in reports])
+    np.testing.assert_allclose(vectors.sum(-1), 1, rtol=1e-5)
+    assert (vectors >= 0).all()
+
+
+def test_what_leaves_a_client(make_model: Callable[..., Model], federation: Federation) -> None:
+    body = {"hidden.weight", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
+    assert upload(FedFomo(), make_model(batch_norm=True), federation).keys() == body | {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize("baseline", ["trained", "start"])
+@pytest.mark.parametrize("kind", [{}, {"batch_norm": True}], ids=str)
+def test_on_every_engine(
+    kind: Any, baseline: Any, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
+) -> None:
+    assert_runs_everywhere(FedFomo(baseline=baseline), make_model(**kind), make_federation)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 0}, "samples must be a whole number of at least 1, or all, got '0'"),
+        ({"samples": "some"}, "samples .* or all"),
+        ({"baseline": "mean"}, r"baseline must be start \| trained, got 'mean'"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        FedFomo(**options)
+
+
+@pytest.mark.parametrize("baseline", ["trained", "start"])
+def test_it_learns(baseline: Any) -> None:
+    assert accuracy_on_embedded(FedFomo(baseline=baseline)).mean("trained") > 40
