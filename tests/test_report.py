@@ -40,12 +40,12 @@ def two_methods(seeds: Sequence[int] = (0, 1)) -> list[Result]:
 
 def test_cells_of_a_comparison() -> None:
     table = tables.comparison(two_methods())
-    assert table.title == "Test accuracy (%) on toy, lenet5, 1 rounds, 2 seeds, mean ± sample sd"
+    assert table.title == "Test accuracy (%) on toy, lenet5, 1 round, 2 seeds, mean ± sample sd"
     assert table.header == ("Method", "Point", "a", "b", "Avg")
     assert [row.cells for row in table.rows] == [
         ("FedAvg", "received *", "51.00 ± 1.41", "80.00 ± 0.00", "65.50 ± 0.71"),
         ("FedAvg", "trained", "41.00 ± 1.41", "70.00 ± 0.00", "55.50 ± 0.71"),
-        ("FedC²I:gamma=2.0", "received", "60.00 ± 0.00", "70.00 ± 0.00", "65.00 ± 0.00"),
+        ("FedC²I:gamma=2.0", "received", "60.00 ± 0.00", "70.00 ± 0.00", "65.00 ± 0.00 ~"),
         ("FedC²I:gamma=2.0", "trained *", "65.00 ± 0.00", "75.00 ± 0.00", "70.00 ± 0.00"),
     ]
     assert [row.ends_section for row in table.rows] == [False, True, False, True]
@@ -239,7 +239,7 @@ def test_seeds_of_unequal_length_are_drawn_up_to_the_shorter(lengths: tuple[int,
     vectors = {seed: np.full((length, 2, 2), 0.5) for seed, length in enumerate(lengths)}
     accuracy = {seed: [[1, 2]] * length for seed, length in enumerate(lengths)}
     result = made_up(AB, accuracy, influence={"influence_vector": vectors})
-    assert figures._mean_over_seeds(result, "influence_vector").shape == (1, 2, 2)
+    assert figures.mean_over_seeds(result, "influence_vector").shape == (1, 2, 2)
 
 
 def test_seed_that_measured_nothing_does_not_spoil_the_figure() -> None:
@@ -247,7 +247,7 @@ def test_seed_that_measured_nothing_does_not_spoil_the_figure() -> None:
     result = made_up(AB, {0: [[1, 2]] * 2, 1: [[1, 2]] * 2}, influence={"influence_vector": vectors})
     for report in result.rounds[:2]:
         report.influence.clear()  # type: ignore[attr-defined]
-    assert figures._mean_over_seeds(result, "influence_vector").shape == (2, 2, 2)
+    assert figures.mean_over_seeds(result, "influence_vector").shape == (2, 2, 2)
 
 
 def test_heat_maps_carry_names_and_values() -> None:

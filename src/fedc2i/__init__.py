@@ -13,6 +13,7 @@ from fedc2i.models import Model, split
 from fedc2i.results import Result, Score
 from fedc2i.runs import read_model
 from fedc2i.training import Batch
+from fedc2i.version import __version__
 
 __all__ = [
     "Batch",
@@ -29,6 +30,7 @@ __all__ = [
     "Split",
     "Uploads",
     "UserError",
+    "__version__",
     "class_losses",
     "client_losses",
     "compare",

@@ -100,12 +100,16 @@ def list_methods(json: Json = False) -> None:
     """List the methods, their options and defaults, and the settings of every run."""
     kinds = [Method.registry[name] for name in sorted(Method.registry)]
     if json:
-        listed: dict[str, Any] = {kind.name: {"about": kind.about, "options": _options(kind)} for kind in kinds}
+        listed: dict[str, Any] = {
+            kind.name: {"about": kind.about, "reconstruction": kind.reconstruction, "options": _options(kind)}
+            for kind in kinds
+        }
         print(to_json({"methods": listed, "settings": _options(config.Config)}), end="")
         return
     console = Console()
     for kind in kinds:
-        _print_options(console, f"{kind.name}: {kind.about}", kind)
+        note = f". {kind.reconstruction}" if kind.reconstruction else ""
+        _print_options(console, f"{kind.name}: {kind.about}{note}", kind)
     _print_options(console, "every run", config.Config)
 
 

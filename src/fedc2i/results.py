@@ -15,6 +15,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine import Outcome, Round
 from fedc2i.engine.inprocess import POINTS, Point
 from fedc2i.methods.base import Method
+from fedc2i.version import __version__
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -68,14 +69,19 @@ class Result:
             [[own.get(metric, np.nan) for own in self.last(seed).metrics[point]] for seed in self.config.seeds]
         )
 
+    def averages(self, point: Point, metric: str = "accuracy") -> dict[str, Array]:
+        """``(seeds,)`` the mean over clients of each seed: ``Avg``, then the data set's further averages."""
+        values, names = self.accuracy(point, metric), self.federation.names
+        return {
+            title: np.array(values[:, [names.index(name) for name in members]].mean(1))
+            for title, members in {"Avg": names, **self.federation.averages}.items()
+        }
+
     def scores(self, point: Point, metric: str = "accuracy") -> dict[str, Score]:
-        """By client, then ``Avg`` and the data set's further averages: within a seed first, then over seeds."""
+        """By client, then the averages: within a seed first, then over seeds."""
         values = self.accuracy(point, metric)
-        names = self.federation.names
-        scores = {name: Score.of(values[:, k]) for k, name in enumerate(names)}
-        for title, members in {"Avg": names, **self.federation.averages}.items():
-            scores[title] = Score.of(values[:, [names.index(name) for name in members]].mean(1))
-        return scores
+        clients = {name: Score.of(values[:, k]) for k, name in enumerate(self.federation.names)}
+        return clients | {title: Score.of(own) for title, own in self.averages(point, metric).items()}
 
     def curve(self, point: Point, metric: str = "accuracy") -> tuple[Array, Array]:
         """Evaluated rounds ``(R,)`` and the metric ``(R, clients)``, mean over seeds."""
@@ -138,10 +144,10 @@ class Result:
 
 def versions() -> dict[str, str]:
     """Of Python and the packages that decide numbers."""
-    found = {"python": platform.python_version()}
-    for package in ("fedc2i", "torch", "numpy", "scikit-learn", "pillow", "matplotlib"):
+    found = {"fedc2i": __version__, "python": platform.python_version()}
+    for package in ("torch", "numpy", "scikit-learn", "pillow", "matplotlib"):
         try:
             found[package] = version(package)
-        except PackageNotFoundError:  # run from a source tree that is not installed
-            found[package] = "not installed"
+        except PackageNotFoundError:  # e.g. a torch that was built by hand
+            found[package] = "unknown"
     return found

@@ -27,10 +27,10 @@ def draw_run(result: Result, folder: Path) -> None:
     """Every figure of one run into its folder."""
     save(accuracy(result), folder / "accuracy.png")
     save(samples(result.federation), folder / "samples.png")
-    vectors = _mean_over_seeds(result, "influence_vector")
+    vectors = mean_over_seeds(result, "influence_vector")
     if vectors.size:
         save(influence_vectors(result, vectors), folder / "influence.png")
-    matrices = _mean_over_seeds(result, "influence_matrix")
+    matrices = mean_over_seeds(result, "influence_matrix")
     if matrices.size:
         save(influence_matrices(result, matrices[-1]), folder / "influence_classes.png")
 
@@ -139,13 +139,22 @@ def chosen_rounds(rounds: int) -> list[int]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As PNG, whole or not at all."""
+    """As PNG or SVG, by the file's ending, whole or not at all."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
+    figure.savefig(buffer, format=path.suffix.removeprefix("."), dpi=150, bbox_inches="tight")
     write_atomically(path, buffer.getvalue())
 
 
-def _mean_over_seeds(result: Result, name: str) -> Array:
+def write(figure: Figure, folder: Path, name: str) -> list[str]:
+    """As ``name.png`` and ``name.svg`` into a folder; returns the files' names."""
+    files = [f"{name}.png", f"{name}.svg"]
+    for file in files:
+        save(figure, folder / file)
+    return files
+
+
+def mean_over_seeds(result: Result, name: str) -> Array:
+    """A diagnostic of every round, mean over seeds."""
     found = [result.influence(name, seed) for seed in result.config.seeds]
     found = [array for array in found if array.size] or found  # a seed that diverged measured nothing
     shortest = min(len(array) for array in found)  # early stopping may end seeds at different rounds

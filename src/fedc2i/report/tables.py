@@ -1,9 +1,9 @@
-"""Results as tables: made once, printed by the terminal or written as Markdown."""
+"""Results as tables: comparisons beside the published figures, ablation, γ study, cost, influence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,107 +13,95 @@ from rich.text import Text
 
 from fedc2i.engine.inprocess import POINTS, Point
 from fedc2i.paper import published
+from fedc2i.report.table import Row, Table
 from fedc2i.results import Result, Score
 from fedc2i.runs import to_json, write_atomically
+from fedc2i.significance import indistinguishable, pooled_deviations
 
-MOST_METHOD = 16  # letters of a method's name in a line, where room is scarce
-
-
-@dataclass(frozen=True)
-class Row:
-    """Cells of a table; ``kind`` decides how they look."""
-
-    cells: tuple[str, ...]
-    kind: str = "plain"  # plain, published
-    best: frozenset[int] = frozenset()  # cells that are the best of their column
-    ends_section: bool = False
-
-
-@dataclass
-class Table:
-    """A table without a medium."""
-
-    title: str
-    header: tuple[str, ...]
-    averages: int = 1  # columns at the end that are shown however narrow the terminal
-    rows: list[Row] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def to_rich(self, width: int) -> RichTable:
-        """For a terminal of that width: if need be deviations go below the means, then clients are left out."""
-        columns = list(range(len(self.header)))
-        widths = [max(len(name), *(len(row.cells[k]) for row in self.rows)) for k, name in enumerate(self.header)]
-        narrow = sum(widths) + 3 * len(widths) + 1 > width
-        notes = list(self.notes)
-        if narrow:
-            widths = [min(size, MOST_METHOD if k == 0 else 10 if k == 1 else 6) for k, size in enumerate(widths)]
-            clients = columns[2 : -self.averages]
-            room = width - 1 - sum(widths[k] + 2 for k in columns if k not in clients)
-            kept = clients[: max(0, room // 8)]
-            columns = [k for k in columns if k in kept or k not in clients]
-            if len(kept) < len(clients):
-                notes.insert(0, f"{len(kept)} of {len(clients)} clients fit here; the run folder has them all.")
-        table = RichTable(
-            title=Text(self.title, "table.title"),
-            caption=Text("\n".join(notes), "table.caption"),
-            title_justify="left",
-            caption_justify="left",
-            box=box.SIMPLE_HEAD,
-            padding=(0, 1, 0, 0) if narrow else (0, 1),
-        )
-        for k in columns:
-            table.add_column(
-                Text(self.header[k]), justify="left" if k < 2 else "right", width=widths[k], overflow="fold"
-            )
-        for row in self.rows:
-            cells = [(k, row.cells[k].replace(" ± ", "\n± ") if narrow else row.cells[k]) for k in columns]
-            texts = [Text(cell, "bold" if k in row.best else "") for k, cell in cells]
-            table.add_row(*texts, style="dim" if row.kind == "published" else None, end_section=row.ends_section)
-        return table
-
-    def to_markdown(self) -> str:
-        """For documents."""
-        lines = [
-            f"| {' | '.join(self.header)} |",
-            f"|{'|'.join('---' if k < 2 else '---:' for k in range(len(self.header)))}|",
-        ]
-        for row in self.rows:
-            cells = [f"**{cell}**" if k in row.best else cell for k, cell in enumerate(row.cells)]
-            if row.kind == "published":
-                cells = [f"*{cell}*" if cell else "" for cell in cells]
-            lines.append(f"| {' | '.join(cells)} |")
-        notes = "".join(f"- {note}\n" for note in self.notes)
-        return f"**{self.title}**\n\n" + "\n".join(lines) + "\n" + (f"\n{notes}" if notes else "")
+POINTS_NOTE = (
+    "received: the model a client starts a round from; trained: after its local run; *: the method's headline."
+)
+TIES_NOTE = (
+    "~: {average} not distinguishable from the best at that point (paired bootstrap over seeds, 95 %; weak with few "
+    "seeds)."
+)
+PUBLISHED_NOTE = "The published Avg is over all clients of the published data, at a point the paper does not name."
+DIFFERENCE_NOTE = (
+    "difference: ours minus published in pooled standard deviations; in points (pt) where the paper gives none. "
+    "Nothing was tuned towards the published rows."
+)
 
 
-def comparison(results: Sequence[Result]) -> Table:
-    """One row per method and evaluation point, one column per client, averages last; published rows below, if any."""
+def comparison(results: Sequence[Result], against_paper: bool = False) -> Table:
+    """One row per method and evaluation point, one column per client, averages last; published rows below, if any.
+
+    Args:
+        results: of different methods on the same data with the same seeds.
+        against_paper: adds the differences from the published rows.
+    """
     first = results[0]
     columns = list(first.scores("trained"))
     scores = {(result.key, point): result.scores(point) for result in results for point in POINTS}
     best = {column: max(round(own[column].mean, 2) for own in scores.values()) for column in columns}
+    ties = _ties(results)
     table = Table(_title(first), ("Method", "Point", *columns), averages=len(columns) - len(first.federation.names))
     for result in results:
         printed = _published(result)
         for point in POINTS:
             own = scores[result.key, point]
             marks = frozenset(k + 2 for k, c in enumerate(columns) if round(own[c].mean, 2) == best[c])
-            cells = (result.label, _point(result, point), *(str(own[column]) for column in columns))
-            table.rows.append(Row(cells, best=marks, ends_section=point == "trained" and not printed))
+            cells = [str(own[column]) for column in columns]
+            cells[-1] += " ~" if (result.key, point) in ties else ""
+            table.rows.append(Row((result.label, _point(result, point), *cells), best=marks))
         if printed:
-            cells = (result.label, "published", *(str(printed[c]) if c in printed else "" for c in columns))
-            table.rows.append(Row(cells, "published", ends_section=True))
+            cells = [str(printed[c]) if c in printed else "" for c in columns]
+            table.rows.append(Row((result.label, "published", *cells), "published"))
+            for point in POINTS if against_paper else ():
+                away = [_difference(scores[result.key, point][c], printed.get(c), c, result) for c in columns]
+                table.rows.append(Row((result.label, f"difference, {point}", *away), "published"))
+        table.rows[-1] = replace(table.rows[-1], ends_section=True)
     table.notes = [
-        "received: the model a client starts a round from; trained: after its local run; *: the method's headline.",
+        POINTS_NOTE,
+        *([TIES_NOTE.format(average=columns[-1])] if ties else []),
+        *([DIFFERENCE_NOTE] if against_paper else []),
+        *reconstructions(results),
         *first.federation.notes,
     ]
     return table
 
 
+def reconstructions(results: Sequence[Result]) -> list[str]:
+    """A line for every method that had to be reconstructed."""
+    return list(dict.fromkeys(result.method.reconstruction for result in results if result.method.reconstruction))
+
+
+def _ties(results: Sequence[Result]) -> set[tuple[str, Point]]:
+    """Rows whose last average is not the best of its point, yet not distinguishable from it."""
+    found: set[tuple[str, Point]] = set()
+    if len(results[0].config.seeds) < 2:
+        return found
+    for point in POINTS:
+        values = {result.key: list(result.averages(point).values())[-1] for result in results}
+        best = max(values, key=lambda key: values[key].mean())
+        found |= {(key, point) for key in values if key != best and indistinguishable(values[best], values[key])}
+    return found
+
+
+def _difference(ours: Score, theirs: Score | None, column: str, result: Result) -> str:
+    """How far a cell is from the published one; empty where they are not of the same data."""
+    stand_ins = {name for members in result.federation.averages.values() for name in result.federation.names}
+    for members in result.federation.averages.values():
+        stand_ins -= set(members)
+    if theirs is None or column in stand_ins or (column == "Avg" and stand_ins):
+        return ""
+    deviations = pooled_deviations(ours.mean, ours.sd, theirs.mean, theirs.sd)
+    return f"{ours.mean - theirs.mean:+.2f} pt" if deviations is None else f"{deviations:+.1f} sd"
+
+
 def _title(result: Result) -> str:
     config = result.config
-    seeds = f"{len(config.seeds)} seeds, mean ± sample sd" if len(config.seeds) > 1 else f"seed {config.seeds[0]}"
-    return f"Test accuracy (%) on {config.data}, {config.model}, {config.rounds} rounds, {seeds}"
+    rounds = "1 round" if config.rounds == 1 else f"{config.rounds} rounds"
+    return f"Test accuracy (%) on {config.data}, {config.model}, {rounds}, {_seeds(result)}"
 
 
 def _point(result: Result, point: Point) -> str:
@@ -163,6 +151,99 @@ def _shaded(value: float, clients: int) -> Text:
     uniform = 1 / clients
     style = "bold green" if value > 1.2 * uniform else "dim" if value < 0.8 * uniform else ""
     return Text(f"{value:.3f}", style=style)
+
+
+def averages(title: str, found: Sequence[Sequence[Result]]) -> Table:
+    """The averages of every method on several data sets, at both points, beside the published ones.
+
+    Args:
+        title: of the table.
+        found: for each data set the same methods in the same order.
+    """
+    header = [
+        name for results in found for name in (*_average_columns(results[0]), f"{results[0].config.data} published Avg")
+    ]
+    table = Table(f"{title}; {_seeds(found[0][0])}", ("Method", "Point", *header))
+    for rows in zip(*found, strict=True):
+        for point in POINTS:
+            cells = [cell for result in rows for cell in (*_average_cells(result, point), _printed(result, point))]
+            table.rows.append(Row((rows[0].label, _point(rows[0], point), *cells), ends_section=point == "trained"))
+    table.notes = [POINTS_NOTE, PUBLISHED_NOTE, *_notes(found)]
+    return table
+
+
+def gamma_study(found: Sequence[Sequence[Result]]) -> Table:
+    """Validation and test averages for every γ on several data sets; the choice falls on validation alone."""
+    header: list[str] = []
+    for results in found:
+        data = results[0].config.data
+        header += [f"{data} validation", *_average_columns(results[0]), f"{data} published Avg"]
+    table = Table(f"Effect of γ; {_seeds(found[0][0])}", ("γ", "Point", *header))
+    for rows in zip(*found, strict=True):
+        for point in POINTS:
+            cells: list[str] = []
+            marks: set[int] = set()
+            for result, results in zip(rows, found, strict=True):
+                own = [str(_validation(result, point)), *_average_cells(result, point)]
+                if result is max(results, key=lambda other: _validation(other, point).mean):
+                    marks |= set(range(2 + len(cells), 2 + len(cells) + len(own)))
+                cells += [*own, _printed(result, point)]
+            gamma = f"{rows[0].config.options['gamma']:g}"
+            row = Row((gamma, _point(rows[0], point), *cells), best=frozenset(marks), ends_section=point == "trained")
+            table.rows.append(row)
+    table.notes = [
+        POINTS_NOTE,
+        "bold: the γ that validation accuracy chooses at that point, and its test accuracy; validation is averaged "
+        "over the clients that have validation data.",
+        PUBLISHED_NOTE,
+        *_notes(found),
+    ]
+    return table
+
+
+def _average_columns(result: Result) -> list[str]:
+    return [f"{result.config.data} {title}" for title in result.averages("trained")]
+
+
+def _average_cells(result: Result, point: Point) -> list[str]:
+    return [str(Score.of(values)) for values in result.averages(point).values()]
+
+
+def _printed(result: Result, point: Point) -> str:
+    """The published average, said once, beside the trained point."""
+    printed = _published(result)
+    return str(printed["Avg"]) if "Avg" in printed and point == "trained" else ""
+
+
+def _notes(found: Sequence[Sequence[Result]]) -> list[str]:
+    return [note for results in found for note in results[0].federation.notes]
+
+
+def _validation(result: Result, point: Point) -> Score:
+    return Score.of(np.nanmean(result.accuracy(point, "validation_accuracy"), axis=1))
+
+
+def _seeds(result: Result) -> str:
+    seeds = result.config.seeds
+    return f"{len(seeds)} seeds, mean ± sample sd" if len(seeds) > 1 else f"seed {seeds[0]}"
+
+
+def costs(results: Sequence[Result]) -> Table:
+    """Measured cost of every method: traffic of one client in one round, and seconds of a whole round."""
+    device = results[0].config.torch_device()
+    table = Table(
+        f"Cost on {results[0].config.data}, {results[0].config.model}, {len(results[0].federation.names)} clients",
+        ("Method", "Device", "up (kB)", "down (kB)", "seconds a round"),
+    )
+    for result in results:
+        last = result.rounds[-1]
+        sizes = (f"{last.bytes_up / 1000:.1f}", f"{last.bytes_down / 1000:.1f}")
+        table.rows.append(Row((result.label, device.type, *sizes, f"{result.seconds / len(result.rounds):.3f}")))
+    table.notes = [
+        "up and down: bytes of the tensors that one client sends and receives in one round; seconds: local training of "
+        "all clients, exchange, and evaluation at both points."
+    ]
+    return table
 
 
 def write_comparison(results: Sequence[Result], folder: Path) -> None:

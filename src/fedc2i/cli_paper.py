@@ -1,0 +1,47 @@
+"""``fedc2i paper``: the paper's tables and figures, computed here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedc2i.errors import UserError
+from fedc2i.progress import ProgressView
+from fedc2i.recipes import ARTEFACTS, Reproduction
+from fedc2i.runs import to_json
+from fedc2i.store import Store
+
+
+def paper(
+    wanted: Annotated[
+        list[str], typer.Argument(metavar="WHAT...", help=f"{', '.join(ARTEFACTS)}, or all.", show_default=False)
+    ],
+    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies; or the variable FEDC2I_DATA.")] = None,
+    seeds: Annotated[str, typer.Option(help="For example 0,1,2 or 0-9.")] = "0,1,2",
+    rounds: Annotated[str | None, typer.Option(help="Fewer rounds than the protocol's, for a trial.")] = None,
+    out: Annotated[Path, typer.Option(help="Tables and figures; the runs lie in runs/ below it.")] = Path("results"),
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, all else on stderr.")] = False,
+) -> None:
+    """Compute the paper's tables and figures beside the published ones; what is computed already is kept."""
+    names = list(ARTEFACTS) if "all" in wanted else list(dict.fromkeys(wanted))
+    for name in names:
+        if name not in ARTEFACTS:
+            raise UserError(f"unknown table or figure '{name}', allowed are {', '.join(ARTEFACTS)} and all")
+    settings = {"seeds": seeds, "device": device}
+    settings |= {} if data_dir is None else {"data_dir": str(data_dir)}
+    settings |= {} if rounds is None else {"rounds": rounds}
+    store = Store(out / "runs")
+    work = Reproduction(names, settings, store)
+    console = Console(stderr=True)
+    console.print(f"Writing to {out}; {work.runs_left()} runs to go", highlight=False, markup=False, soft_wrap=True)
+    with ProgressView(console, work.runs_left()) as view:
+        files = work.make(out, view)
+    if json:
+        print(to_json({"folder": str(out), "files": files}), end="")
+    else:
+        for file in files:
+            print(out / file)

@@ -1,0 +1,140 @@
+"""A table without a medium: shown in a terminal, or written as Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from fedc2i.runs import write_atomically
+
+MOST_METHOD = 16  # letters of a method's name in a line, where room is scarce
+
+
+@dataclass(frozen=True)
+class Row:
+    """Cells of a table; ``kind`` decides how they look."""
+
+    cells: tuple[str, ...]
+    kind: str = "plain"  # plain, published
+    best: frozenset[int] = frozenset()  # cells that are the best of their column
+    ends_section: bool = False
+
+
+@dataclass
+class Table:
+    """A table without a medium."""
+
+    title: str
+    header: tuple[str, ...]
+    averages: int = 1  # columns at the end that are shown however narrow the terminal
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def to_rich(self, width: int) -> RichTable:
+        """For a terminal of that width: if need be deviations go below the means, then clients are left out."""
+        columns = list(range(len(self.header)))
+        widths = [max(len(name), *(len(row.cells[k]) for row in self.rows)) for k, name in enumerate(self.header)]
+        narrow = sum(widths) + 3 * len(widths) + 1 > width
+        notes = list(self.notes)
+        if narrow:
+            widths = [min(size, MOST_METHOD if k == 0 else 10 if k == 1 else 6) for k, size in enumerate(widths)]
+            clients = columns[2 : -self.averages]
+            room = width - 1 - sum(widths[k] + 2 for k in columns if k not in clients)
+            kept = clients[: max(0, room // 8)]
+            columns = [k for k in columns if k in kept or k not in clients]
+            if len(kept) < len(clients):
+                notes.insert(0, f"{len(kept)} of {len(clients)} clients fit here; the run folder has them all.")
+        table = RichTable(
+            title=Text(self.title, "table.title"),
+            caption=Text("\n".join(notes), "table.caption"),
+            title_justify="left",
+            caption_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0) if narrow else (0, 1),
+        )
+        for k in columns:
+            table.add_column(
+                Text(self.header[k]), justify="left" if k < 2 else "right", width=widths[k], overflow="fold"
+            )
+        for row in self.rows:
+            cells = [(k, row.cells[k].replace(" ± ", "\n± ") if narrow else row.cells[k]) for k in columns]
+            texts = [Text(cell, "bold" if k in row.best else "") for k, cell in cells]
+            table.add_row(*texts, style="dim" if row.kind == "published" else None, end_section=row.ends_section)
+        return table
+
+    def to_markdown(self) -> str:
+        """For documents."""
+        lines = [
+            f"| {' | '.join(self.header)} |",
+            f"|{'|'.join('---' if k < 2 else '---:' for k in range(len(self.header)))}|",
+        ]
+        for row in self.rows:
+            cells = [f"**{cell}**" if k in row.best else cell for k, cell in enumerate(row.cells)]
+            if row.kind == "published":
+                cells = [f"*{cell}*" if cell else "" for cell in cells]
+            lines.append(f"| {' | '.join(cells)} |")
+        notes = "".join(f"- {note}\n" for note in self.notes)
+        return f"**{self.title}**\n\n" + "\n".join(lines) + "\n" + (f"\n{notes}" if notes else "")
+
+    def to_csv(self) -> str:
+        """For other programs: one line a row, means and deviations in columns of their own."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        split = [k for k in range(2, len(self.header)) if any(" ± " in row.cells[k] for row in self.rows)]
+        writer.writerow(
+            part for k, name in enumerate(self.header) for part in ((name, f"{name} sd") if k in split else (name,))
+        )
+        for row in self.rows:
+            cells: list[str] = []
+            for k, cell in enumerate(row.cells):
+                mean, _, sd = cell.partition(" ± ")
+                cells += [mean.strip("~ "), sd.strip("~ ")] if k in split else [cell]
+            writer.writerow(cells)
+        return buffer.getvalue()
+
+    def to_latex(self) -> str:
+        """For papers: a booktabs table."""
+        lines = [
+            r"% needs \usepackage{booktabs}",
+            r"\begin{table}",
+            rf"\caption{{{_latex(self.title)}}}",
+            rf"\begin{{tabular}}{{ll{'r' * (len(self.header) - 2)}}}",
+            r"\toprule",
+            f"{' & '.join(map(_latex, self.header))} \\\\",
+            r"\midrule",
+        ]
+        for row in self.rows:
+            cells = [_latex(cell) for cell in row.cells]
+            cells = [rf"\textbf{{{cell}}}" if k in row.best else cell for k, cell in enumerate(cells)]
+            cells = [rf"\textit{{{cell}}}" if row.kind == "published" and cell else cell for cell in cells]
+            lines.append(f"{' & '.join(cells)} \\\\")
+            if row.ends_section and row is not self.rows[-1]:
+                lines.append(r"\midrule")
+        lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in self.notes), r"\end{table}"]
+        return "\n".join(lines) + "\n"
+
+    def write(self, folder: Path, name: str) -> list[str]:
+        """As ``name.md``, ``name.csv`` and ``name.tex`` into a folder; returns the files' names."""
+        texts = {f"{name}.md": self.to_markdown(), f"{name}.csv": self.to_csv(), f"{name}.tex": self.to_latex()}
+        for file, text in texts.items():
+            write_atomically(folder / file, text.encode())
+        return list(texts)
+
+
+_LATEX = {
+    **{sign: rf"\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{"±": r"$\pm$", "²": "$^2$", "γ": r"$\gamma$", "λ": r"$\lambda$", "Λ": r"$\Lambda$", "−": "$-$"},
+}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(sign, sign) for sign in text)
