@@ -17,7 +17,7 @@ from fedc2i.cli import main
 from fedc2i.config import Config
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine import Round
-from fedc2i.engine.inprocess import POINTS
+from fedc2i.engine.rounds import POINTS
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.results import Result

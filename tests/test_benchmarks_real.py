@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedc2i
-from fedc2i.engine.inprocess import POINTS
+from fedc2i.engine.rounds import POINTS
 from fedc2i.results import Result
 
 DATA = Path(os.environ.get("FEDC2I_DATA") or Path(__file__).parents[1].parent / "shared" / "data")

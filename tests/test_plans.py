@@ -135,10 +135,16 @@ def test_same_method_twice(federation: Federation, wanted: list[str | Method]) -
 def test_methods_whose_folders_would_be_one(federation: Federation) -> None:
     @dataclass(frozen=True)
     class Twin(FedAvg):
-        title = "Twin"  # with FedAvg's name: tables could tell them apart, results by key and folders could not
+        name = "fed-avg."  # as a folder it is fed-avg, like the next
+        title = "Twin"
 
-    with pytest.raises(UserError, match="fedavg is named 2 times"):
-        prepare(["fedavg", Twin()], {}, federation)
+    @dataclass(frozen=True)
+    class Other(FedAvg):
+        name = "fed avg"
+        title = "Other"
+
+    with pytest.raises(UserError, match="fed-avg is named 2 times"):
+        prepare([Twin(), Other()], {}, federation)
 
 
 def test_options_reach_only_the_methods_that_have_them(federation: Federation) -> None:

@@ -96,5 +96,5 @@ def test_influence_stays_with_its_round_when_some_measured_nothing() -> None:
 
 def test_summary_names_the_versions_that_decide_numbers() -> None:
     found = versions()
-    assert next(iter(found)) == "python"
+    assert next(iter(found)) == "fedc2i"
     assert set(found) == {"python", "fedc2i", "torch", "numpy", "scikit-learn", "pillow", "matplotlib"}

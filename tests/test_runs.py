@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fedc2i import Federation, Result, UserError, compare, read_model, run
-from fedc2i.engine.inprocess import POINTS
+from fedc2i.engine.rounds import POINTS
 from fedc2i.models import LeNet, scale
 from fedc2i.runs import new_folder, slug, to_json, write_atomically
 from helpers import files_below, is_drawn
@@ -83,7 +83,7 @@ def test_metrics_have_one_line_for_everything_measured(metrics: list[dict[str, A
 def test_influence_of_every_round(finished: tuple[Path, Result]) -> None:
     with np.load(finished[0] / "influence.npz") as arrays:
         assert arrays["clients"].tolist() == ["a", "b", "c"]
-        kinds = ("influence_vector", "influence_matrix", "client_losses", "class_losses")
+        kinds = ("influence_vector", "influence_matrix", "client_losses", "class_losses", "left_out")
         assert set(arrays) == {"clients", *(f"seed{seed}_{kind}" for seed in SEEDS for kind in kinds)}
         for seed in SEEDS:
             vectors, matrices = arrays[f"seed{seed}_influence_vector"], arrays[f"seed{seed}_influence_matrix"]
@@ -119,7 +119,7 @@ def test_summary_says_what_was_run(summary: dict[str, Any], finished: tuple[Path
     assert summary["notes"] == ["made up"]
     assert summary["refused"] == []
     assert summary["device"] in ("cpu", "cuda")
-    assert summary["data_checksums"] == finished[1].federation.checksums()
+    assert summary["data_checksums"] == finished[1].federation.checksums
     assert all(len(digest) == 64 for digest in summary["data_checksums"].values())
     assert summary["versions"]["torch"] == torch.__version__
     assert {"python", "fedc2i", "numpy"} <= set(summary["versions"])

@@ -30,7 +30,8 @@ class Model:
         body_names: all other parameters and buffers.
         trainable: names of the parameters that are trained.
         norm_names: the body's names that belong to normalisation layers.
-        has_statistics: whether layers such as BatchNorm keep running statistics.
+        has_statistics: whether BatchNorm layers take statistics of a batch in training.
+        evaluates_in_batches: whether some do so at evaluation, too.
     """
 
     def __init__(self, build: Callable[[], nn.Module], head: str, name: str = "custom") -> None:
@@ -48,7 +49,9 @@ class Model:
         self.trainable = frozenset(name for name, tensor in module.named_parameters() if tensor.requires_grad)
         norms = {name for name, layer in module.named_modules() if isinstance(layer, _NORMS)}
         self.norm_names = tuple(name for name in self.body_names if name.rpartition(".")[0] in norms)
-        self.has_statistics = any(True for _ in module.named_buffers())
+        batch_norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        self.has_statistics = bool(batch_norms)
+        self.evaluates_in_batches = any(not layer.track_running_stats for layer in batch_norms)
         self._module = module
         self._body = copy.deepcopy(module)
         parent, _, leaf = head.rpartition(".")
@@ -66,9 +69,11 @@ class Model:
         body = {name: params[name] for name in self.body_names}
         if self._body.training != training:
             self._body.train(training)
-        dtype = next((tensor.dtype for tensor in body.values() if tensor.is_floating_point()), torch.float32)
-        features: Tensor = functional_call(self._body, body, (scale(x, dtype),))
+        features: Tensor = functional_call(self._body, body, (scale(x, self._dtype(params)),))
         return features
+
+    def _dtype(self, params: Params) -> torch.dtype:
+        return params[self.head_names[0]].dtype
 
     def head(self, params: Params, h: Tensor) -> Tensor:
         """Logits ``(B, C)`` of features ``(B, d)``."""
@@ -95,7 +100,7 @@ class Model:
         try:
             with torch.no_grad():
                 self._module.eval()
-                whole = functional_call(self._module, params, (scale(x, torch.float32),))
+                whole = functional_call(self._module, params, (scale(x, self._dtype(params)),))
         except Exception as error:  # whatever a user's module may raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(f"model '{self.name}' cannot read images of {tuple(x.shape[1:])}: {reason}") from None

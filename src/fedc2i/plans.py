@@ -13,7 +13,7 @@ from fedc2i import methods, models, plugins
 from fedc2i.config import Config, make, run_settings
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Round, federate
-from fedc2i.engine.inprocess import check
+from fedc2i.engine.settings import check
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.models import Model
@@ -193,8 +193,8 @@ def _parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
 
 
 def _require_name(kind: type[Method], where: str) -> None:
-    if not kind.name or not kind.title:
-        raise UserError(f"{where} needs the class attributes name and title")
+    if not (vars(kind).get("name") and vars(kind).get("title")):  # inherited ones would pass it off as its parent
+        raise UserError(f"{where} needs the class attributes name and title of its own")
 
 
 def _option_names(kind: type[Method]) -> list[str]:

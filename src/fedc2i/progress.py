@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedc2i.engine import Round
-from fedc2i.engine.inprocess import POINTS
+from fedc2i.engine.rounds import POINTS
 from fedc2i.results import Result
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from fedc2i.config import Config
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Outcome, Round
-from fedc2i.engine.inprocess import POINTS, Point
+from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.methods.base import Method
 from fedc2i.version import __version__
 
@@ -37,7 +37,7 @@ class Score:
         return f"{self.mean:.2f}" if self.sd is None else f"{self.mean:.2f} ± {self.sd:.2f}"
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """All rounds of all seeds of one method on one federation.
 
@@ -58,6 +58,12 @@ class Result:
     key: str
     rounds: list[Round] = field(default_factory=list)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        if not self.rounds:
+            return f"<Result of {self.label} on {self.config.data}: no rounds yet>"
+        scores = ", ".join(f"{point} {self.scores(point)['Avg']}" for point in POINTS)
+        return f"<Result of {self.label} on {self.config.data}, seeds {list(self.config.seeds)}: accuracy {scores}>"
 
     def last(self, seed: int) -> Round:
         """The last evaluated round of a seed."""
@@ -129,7 +135,7 @@ class Result:
                 if report.refused
             ],
             "notes": list(self.federation.notes),
-            "data_checksums": self.federation.checksums(),
+            "data_checksums": self.federation.checksums,
             "versions": versions(),
             "device": str(self.config.torch_device()),
         }

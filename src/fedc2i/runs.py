@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save
 
 from fedc2i.config import Config
 from fedc2i.engine import Outcome, Round
-from fedc2i.engine.inprocess import POINTS, Point
+from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.errors import UserError
 from fedc2i.params import Params, Stacked
 from fedc2i.results import Result
@@ -81,12 +81,13 @@ class RunFolder:
 
     def finish(self, result: Result) -> None:
         """Writes influence and, last of all, the summary."""
-        arrays = {
-            f"seed{seed}_{name}": result.influence(name, seed)
+        names = sorted({name for report in result.rounds for name in report.influence})
+        measured = {
+            f"seed{seed}_{name}": array
             for seed in result.config.seeds
-            for name in ("influence_vector", "influence_matrix", "client_losses", "class_losses")
+            for name in names
+            if (array := result.influence(name, seed)).size
         }
-        measured = {name: array for name, array in arrays.items() if array.size}
         if measured:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, clients=np.array(self._clients), **measured)  # type: ignore[arg-type]

@@ -67,6 +67,8 @@ class Training:
             raise UserError(f"lr must be above 0, got {self.lr}")
         if not 0 <= self.momentum < 1:
             raise UserError(f"momentum must be in [0, 1), got {self.momentum}")
+        if self.momentum and self.optimizer != "sgd":
+            raise UserError(f"momentum={self.momentum} is for optimizer=sgd, not {self.optimizer}")
 
     def new_optimizer(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
         """A fresh optimiser over ``params``; fused, which is the fastest form on CPU and GPU."""
@@ -106,13 +108,16 @@ def train(
         batches: indices of each step's samples.
         training: optimiser and its settings.
     """
+    if not trainable:  # e.g. the body of a model whose backbone is frozen
+        return params
     free = {name: params[name].detach().clone().requires_grad_() for name in trainable}
     fixed = {name: tensor.detach().clone() for name, tensor in params.items() if name not in free}
     leaves = list(free.values())
     optimizer = training.new_optimizer(leaves)
     everything = {name: free.get(name, fixed.get(name)) for name in params}
     for index in batches:
-        value = loss(everything, data.take(index.to(data.y.device)))  # type: ignore[arg-type]
+        with torch.enable_grad():  # whatever the caller has switched off
+            value = loss(everything, data.take(index.to(data.y.device)))  # type: ignore[arg-type]
         gradients = torch.autograd.grad(value, leaves, allow_unused=True)
         for leaf, gradient in zip(leaves, gradients, strict=True):
             leaf.grad = gradient
@@ -142,6 +147,8 @@ def train_stacked(
         context: whatever else the loss needs, a nest of tensors.
         context_dims: for each of them 0 if it has a client axis, None if it is the same for all.
     """
+    if not trainable:
+        return params
     free = {name: params[name].detach().clone() for name in trainable}
     fixed = {name: tensor.detach().clone() for name, tensor in params.items() if name not in free}
     optimizer = training.new_optimizer(list(free.values()))

@@ -51,7 +51,7 @@ def test_round_trip_with_unequal_sizes_and_missing_classes(tmp_path: Path) -> No
     assert [len(client.validation) for client in federation.clients] == [0, 3]
     for channel in range(3):
         assert np.array_equal(federation.clients[0].train.x[:, channel], first["x_train"])
-    assert federation.checksums() == load(tmp_path).checksums()
+    assert federation.checksums == load(tmp_path).checksums
 
 
 def test_every_layout_gives_the_same_images() -> None:
@@ -99,10 +99,10 @@ def test_from_arrays_keeps_every_pixel_and_label(sizes: list[int], channels_firs
 def test_from_arrays_copies_and_takes_tuples() -> None:
     content = some(shape=(3, 8, 8))
     federation = from_arrays({"hospital A": tuple(content.values())}, classes=["a", "b", "c"])
-    before = federation.checksums()
+    before = federation.checksums
     for array in content.values():
         array[:] = 0
-    assert federation.checksums() == before
+    assert federation.checksums == before
     assert federation.classes == ("a", "b", "c")
     with pytest.raises(UserError, match="3 arrays, expected are x_train, y_train, x_test, y_test"):
         from_arrays({"a": tuple(content.values())[:3]})

@@ -99,7 +99,7 @@ def test_every_published_format_is_found_and_converted_once(tmp_path: Path, own_
     assert sorted(path.name for path in own_cache.rglob("*.npz")) == sorted(f"{key}.npz" for key in FOLDERS)
     (tmp_path / "empty").mkdir()
     again = digit5.load("", data_dir=tmp_path / "empty", image_size=None)
-    assert again.checksums() == first.checksums()
+    assert again.checksums == first.checksums
     assert again.notes == first.notes
 
 

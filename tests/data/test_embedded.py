@@ -35,20 +35,20 @@ def test_shape_and_sizes() -> None:
 
 
 def test_same_bytes_in_another_process_and_whatever_the_global_seeds() -> None:
-    code = "from fedc2i.data import load; print(load('embedded').checksums())"
+    code = "from fedc2i.data import load; print(load('embedded').checksums)"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     torch.manual_seed(5)
     embedded._build.cache_clear()
-    assert other.strip() == str(load().checksums())
+    assert other.strip() == str(load().checksums)
 
 
 def test_changing_a_result_does_not_change_the_next_call() -> None:
-    before = load().checksums()
+    before = load().checksums
     spoiled = load()
     for client in spoiled.clients:
         client.train.x.zero_()
         client.train.y.zero_()
-    assert load().checksums() == before
+    assert load().checksums == before
 
 
 def test_every_scan_is_used_exactly_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_clients_can_be_chosen_in_any_order() -> None:
     chosen = load("ink,scans")
     assert chosen.names == ("Ink", "Scans")
     assert chosen.name == "embedded:ink,scans"
-    assert chosen.checksums() == {name: load().checksums()[name] for name in ("Ink", "Scans")}
+    assert chosen.checksums == {name: load().checksums[name] for name in ("Ink", "Scans")}
 
 
 @pytest.mark.parametrize("argument", ["Scans", "scans,", "mnist"])

@@ -83,10 +83,10 @@ def test_division_of_any_counts(counts: list[int]) -> None:
 def test_division_depends_on_names_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     divided(tmp_path / "here", "a", {"x": 12, "y": 9})
     divided(tmp_path / "there", "a", {"x": 12, "y": 9})
-    before = load(tmp_path / "here").checksums()
+    before = load(tmp_path / "here").checksums
     listing = Path.iterdir
     monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(listing(self), reverse=True)))
-    assert load(tmp_path / "there").checksums() == before
+    assert load(tmp_path / "there").checksums == before
 
 
 def test_given_splits_with_missing_classes_and_no_validation(tmp_path: Path) -> None:

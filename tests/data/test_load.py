@@ -36,7 +36,7 @@ def test_partition_and_seed_are_passed_on() -> None:
     assert first.names == ("Fonts/1", "Fonts/2", "Fonts/3")
     assert first.preset["model"] == "lenet5"
     other = load("embedded:fonts", partition="dirichlet:3:0.5", seed=2)
-    assert first.checksums() != other.checksums()
+    assert first.checksums != other.checksums
 
 
 @pytest.mark.parametrize("spec", ["", "mnist", "Embedded", "os", "partition:iid", "../embedded", ":x"])

@@ -92,7 +92,7 @@ def test_folder_without_lists(tmp_path: Path) -> None:
     assert federation.clients[0].train.y.bincount().tolist() == [4] * 10
     assert federation.clients[0].test.y.bincount().tolist() == [1] * 10
     again = office10.load("dslr", data_dir=tmp_path, image_size=None)
-    assert again.checksums() == federation.checksums()
+    assert again.checksums == federation.checksums
     assert again.notes == federation.notes
 
 

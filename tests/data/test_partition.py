@@ -77,15 +77,15 @@ def test_deterministic_in_seed_without_global_state(spec: str) -> None:
     state = torch.random.get_rng_state()
     again = partition(even(), spec, seed=3)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert first.checksums() == again.checksums()
-    assert first.checksums() != partition(even(), spec, seed=4).checksums()
+    assert first.checksums == again.checksums
+    assert first.checksums != partition(even(), spec, seed=4).checksums
     assert first.name == f"even [{spec}]"
     assert spec in first.notes[-1]
 
 
 def test_a_client_is_split_alike_in_any_company() -> None:
-    alone = partition(even().select(["b"]), "dirichlet:4:0.5").checksums()
-    together = partition(even(), "dirichlet:4:0.5").checksums()
+    alone = partition(even().select(["b"]), "dirichlet:4:0.5").checksums
+    together = partition(even(), "dirichlet:4:0.5").checksums
     assert alone == {name: together[name] for name in ("b/1", "b/2", "b/3", "b/4")}
     assert len(together) == 8
 

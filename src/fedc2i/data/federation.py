@@ -5,6 +5,7 @@ Images stay ``uint8`` in ``(N, 3, H, W)`` layout from the file to the device; a 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +18,15 @@ from torch import Tensor
 from fedc2i.errors import UserError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """Some labelled images: ``x`` uint8 ``(N, 3, H, W)``, ``y`` int64 ``(N,)``."""
 
     x: Tensor
     y: Tensor
+
+    def __repr__(self) -> str:
+        return f"<Split of {len(self)} images {'x'.join(map(str, self.x.shape[1:]))}>"
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -129,6 +133,7 @@ class Federation:
         averages = {title: members for title, members in self.averages.items() if set(members) <= set(names)}
         return replace(self, clients=tuple(by_name[name] for name in names), averages=averages)
 
+    @functools.cached_property
     def checksums(self) -> dict[str, str]:
         """SHA-256 of every client's images and labels as they are trained on, to trace a number back to its data."""
         return {client.name: _digest(client) for client in self.clients}

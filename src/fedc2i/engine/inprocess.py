@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,105 +14,14 @@ from torch import Tensor
 from fedc2i import seeding
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, Recipe
-from fedc2i.engine.looped import Executor, Looped, Metrics
+from fedc2i.engine.looped import Executor, Looped
+from fedc2i.engine.rounds import Metrics, Outcome, Point, Round
 from fedc2i.engine.server import Server
+from fedc2i.engine.settings import Settings, check, pads_statistics
 from fedc2i.engine.stacked import Stacked as StackedExecutor
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Download, Method
 from fedc2i.models import Model
-from fedc2i.options import check_at_least, check_choice
 from fedc2i.params import Stacked, replace_rows, row, rows, size_in_bytes, stack
-from fedc2i.training import Training
-
-Point = Literal["received", "trained"]
-POINTS: tuple[Point, ...] = ("received", "trained")
-MOST_THREADS = 1024  # torch crashes when asked for very many
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a federation is run, whatever the method.
-
-    Attributes:
-        rounds: communication rounds, at least 1.
-        clients_per_round: a number of clients, or a share such as ``"20%"``.
-        evaluate_every: rounds between evaluations; the last round is always evaluated.
-        patience: stop after this many evaluations without a better mean validation accuracy; 0 never stops early.
-        init: one ``common`` initial model, or an ``independent`` one for each client.
-        executor: ``looped``, ``stacked``, or ``auto``: stacked on a GPU, looped on a CPU.
-        threads: CPU threads inside one operation. One is fastest for small models, above all beside other programs,
-            and makes results independent of the number of cores.
-        training: how every client trains.
-    """
-
-    rounds: int = 20
-    clients_per_round: int | str = "100%"
-    evaluate_every: int = 1
-    patience: int = 0
-    init: Literal["common", "independent"] = "common"
-    executor: Literal["auto", "looped", "stacked"] = "auto"
-    threads: int = 1
-    training: Training = field(default_factory=Training)
-
-    def __post_init__(self) -> None:
-        check_at_least(self, 1, "rounds", "evaluate_every", "threads")
-        check_at_least(self, 0, "patience")
-        check_choice(self, "init", "executor")
-        if self.threads > MOST_THREADS:
-            raise UserError(f"threads must be 1..{MOST_THREADS}, got {self.threads}")
-
-    def participants(self, clients: int) -> int:
-        """How many of ``clients`` take part in a round."""
-        wanted = str(self.clients_per_round)
-        try:
-            share = float(wanted.removesuffix("%")) / 100 if wanted.endswith("%") else int(wanted) / clients
-        except (ValueError, OverflowError):
-            share = 0.0
-        if not 0 < share <= 1:
-            raise UserError(f"clients_per_round must be 1..{clients} or a share such as 20%, got '{wanted}'")
-        return max(1, round(share * clients))
-
-
-@dataclass(frozen=True)
-class Round:
-    """What one round brought.
-
-    Attributes:
-        seed: of the run.
-        round: its number, from 1.
-        seconds: how long it took, evaluation included.
-        participants: names of the clients that trained.
-        metrics: for each point, for each client its metrics; empty in rounds that are not evaluated.
-        influence: diagnostics such as ``influence_vector`` ``(M, M, ...)``: row m is what client m measured of every
-            client, nan where it measured nothing. It belongs to the exchange at the end of this round.
-        refused: names of clients whose upload was not finite and was left out.
-        bytes_up: what one client sent.
-        bytes_down: what one client received.
-    """
-
-    seed: int
-    round: int
-    seconds: float
-    participants: tuple[str, ...]
-    metrics: Mapping[Point, Metrics]
-    influence: Mapping[str, np.ndarray[Any, Any]]
-    refused: tuple[str, ...]
-    bytes_up: int
-    bytes_down: int
-
-    def mean(self, point: Point, metric: str = "accuracy") -> float:
-        """The unweighted mean of a metric over the clients that have it."""
-        values = [own[metric] for own in self.metrics[point] if metric in own]
-        return float(np.mean(values))
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The end of a run: every client's last model at both points, stacked, and the last round's report."""
-
-    trained: Stacked
-    received: Stacked
-    last: Round
 
 
 def federate(
@@ -194,9 +102,9 @@ def _executor(
     on_client: Callable[[int, int], None] | None,
 ) -> Executor:
     """The one asked for; by itself, stacked on a GPU unless padding would enter BatchNorm's statistics."""
-    pads_statistics = _pads_statistics(recipe.model, [own.samples for own in data])
+    padded = pads_statistics(recipe.model, [own.samples for own in data])
     stacked = settings.executor == "stacked" or (settings.executor == "auto" and device.type == "cuda")
-    return StackedExecutor(recipe, data) if stacked and not pads_statistics else Looped(recipe, data, on_client)
+    return StackedExecutor(recipe, data) if stacked and not padded else Looped(recipe, data, on_client)
 
 
 def _first_models(
@@ -216,43 +124,19 @@ def _choose(settings: Settings, names: Sequence[str], seed: int, number: int) ->
     return sorted(draw[:count].tolist())
 
 
-def check(method: Method, model: Model, federation: Federation, settings: Settings) -> None:
-    """Refuses at the start what would fail in the middle.
-
-    Raises:
-        UserError: for a model that does not fit the data or the method, options that need validation data where there
-            is none, a share of clients that is none, or an executor that cannot run the model.
-    """
-    model.check(federation.clients[0].train.x[:2], len(federation.classes))
-    method.setup(model.init(0, "check"), model)  # a method may refuse a model, e.g. FedBN one without BatchNorm
-    settings.participants(len(federation.clients))
-    samples = [len(client.train) for client in federation.clients]
-    if settings.executor == "stacked" and _pads_statistics(model, samples):
-        raise UserError(
-            f"executor=stacked: model '{model.name}' keeps batch statistics, so clients must have equally many "
-            "training samples; use executor=looped"
-        )
-    if method.probe is not None and method.probe.split == "validation":
-        for client in federation.clients:
-            if not len(client.validation):
-                raise UserError(f"influence_split=validation: client '{client.name}' has no validation data")
-    if settings.patience and not any(len(client.validation) for client in federation.clients):
-        raise UserError(f"patience={settings.patience}: no client of '{federation.name}' has validation data")
-
-
-def _pads_statistics(model: Model, samples: Sequence[int]) -> bool:
-    """Whether stacking the clients would let padding enter running statistics."""
-    return model.has_statistics and len(set(samples)) > 1
-
-
 def _spread(
     report: Mapping[str, Tensor], audience: Sequence[int], download: Download, clients: int
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Diagnostics of some clients about those they received, as full ``(M, M, ...)`` arrays with nan elsewhere."""
+    """Diagnostics as arrays over all clients, nan elsewhere.
+
+    ``(M, M, ...)`` for what a client says of each client it received, ``(M, ...)`` for what it says of itself.
+    """
     full = {}
     for name, values in report.items():
-        array = np.full((clients, clients, *values.shape[2:]), np.nan, dtype=np.float32)
-        array[np.ix_(audience, download.clients)] = values.to(torch.float32).cpu().numpy()
+        of_others = values.ndim > 1 and values.shape[1] == len(download.clients)
+        shape = (clients, clients, *values.shape[2:]) if of_others else (clients, *values.shape[1:])
+        array = np.full(shape, np.nan, dtype=np.float32)
+        array[np.ix_(audience, download.clients) if of_others else audience] = values.to(torch.float32).cpu().numpy()
         full[name] = array
     return full
 
@@ -276,12 +160,13 @@ class _Patience:
 def _repeatable(threads: int) -> Iterator[None]:
     """A fixed number of CPU threads, full single precision and repeatable convolutions: one seed, the same bits."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32
+    conv = cudnn.conv  # type: ignore[attr-defined]
+    before = cudnn.deterministic, cudnn.benchmark, conv.fp32_precision, matmul.fp32_precision
     before_threads = torch.get_num_threads()
-    cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = True, False, False
+    cudnn.deterministic, cudnn.benchmark, conv.fp32_precision, matmul.fp32_precision = True, False, "ieee", "ieee"
     torch.set_num_threads(threads)
     try:
         yield
     finally:
-        cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before
+        cudnn.deterministic, cudnn.benchmark, conv.fp32_precision, matmul.fp32_precision = before
         torch.set_num_threads(before_threads)

@@ -8,10 +8,9 @@ from typing import Protocol
 from torch import Tensor
 
 from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.rounds import Metrics
 from fedc2i.methods.base import Download
 from fedc2i.params import Params, Stacked, row, stack
-
-Metrics = list[dict[str, float]]
 
 
 class Executor(Protocol):

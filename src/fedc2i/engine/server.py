@@ -57,7 +57,7 @@ class Server:
                 self._uploads if everyone else rows(self._uploads, clients),
                 tuple(clients),
                 self.samples[clients],
-                torch.tensor([round - self._sent[client] for client in clients]),
+                torch.tensor([round - self._sent[client] for client in clients], device=self.samples.device),
             )
             self.download, self.state = self.method.combine(uploads, self.state)
         return self.download

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i import seeding
 from fedc2i.engine.client import ClientData, Recipe
-from fedc2i.engine.looped import Metrics
+from fedc2i.engine.rounds import Metrics
 from fedc2i.evaluate import AT_ONCE, predict_all
 from fedc2i.methods.base import Download, Site
 from fedc2i.params import Params
@@ -140,7 +140,7 @@ class Stacked:
                             totals[metric] = totals[metric] + value if metric in totals else value
             sizes = data.w.sum(1)
             for metric, total in totals.items():
-                for own, size, value in zip(metrics, sizes.tolist(), (total / sizes).tolist(), strict=True):
+                for own, size, value in zip(metrics, sizes.tolist(), total.tolist(), strict=True):
                     if size:
-                        own[f"{prefix}{metric}"] = value
+                        own[f"{prefix}{metric}"] = value / size
         return metrics

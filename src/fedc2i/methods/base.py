@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from fedc2i.errors import UserError
 from fedc2i.models import Model
 from fedc2i.params import Params, Stacked, floating, mix, select, uniform
 from fedc2i.training import Batch
@@ -151,6 +152,9 @@ class Method:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "name" in cls.__dict__ and cls.name:
+            other = Method.registry.get(cls.name, cls)
+            if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise UserError(f"{cls.__qualname__}: the name '{cls.name}' is taken by {other.__module__}")
             Method.registry[cls.name] = cls
 
     # What a client does, in the order of a round.

@@ -76,7 +76,7 @@ class FedC2I(Method):
         if self.gamma_class is not None:
             check_at_least(self, 0, "gamma_class")
         samples = self.influence_samples
-        if samples != "all" and not (isinstance(samples, int) and samples >= 1):
+        if samples != "all" and not (type(samples) is int and samples >= 1):
             raise UserError(f"influence_samples must be a whole number of at least 1, or all, got '{samples}'")
 
     @property

@@ -1,0 +1,89 @@
+"""How a federation is run, whatever the method, and what is refused before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedc2i.data.federation import Federation
+from fedc2i.errors import UserError
+from fedc2i.methods.base import Method
+from fedc2i.models import Model
+from fedc2i.options import check_at_least, check_choice
+from fedc2i.training import Training
+
+MOST_THREADS = 1024  # torch crashes when asked for very many
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a federation is run, whatever the method.
+
+    Attributes:
+        rounds: communication rounds, at least 1.
+        clients_per_round: a number of clients, or a share such as ``"20%"``.
+        evaluate_every: rounds between evaluations; the last round is always evaluated.
+        patience: stop after this many evaluations without a better mean validation accuracy; 0 never stops early.
+        init: one ``common`` initial model, or an ``independent`` one for each client.
+        executor: ``looped``, ``stacked``, or ``auto``: stacked on a GPU, looped on a CPU.
+        threads: CPU threads inside one operation. One is fastest for small models, above all beside other programs,
+            and makes results independent of the number of cores.
+        training: how every client trains.
+    """
+
+    rounds: int = 20
+    clients_per_round: int | str = "100%"
+    evaluate_every: int = 1
+    patience: int = 0
+    init: Literal["common", "independent"] = "common"
+    executor: Literal["auto", "looped", "stacked"] = "auto"
+    threads: int = 1
+    training: Training = field(default_factory=Training)
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "rounds", "evaluate_every", "threads")
+        check_at_least(self, 0, "patience")
+        check_choice(self, "init", "executor")
+        if self.threads > MOST_THREADS:
+            raise UserError(f"threads must be 1..{MOST_THREADS}, got {self.threads}")
+
+    def participants(self, clients: int) -> int:
+        """How many of ``clients`` take part in a round."""
+        wanted = str(self.clients_per_round)
+        try:
+            share = float(wanted.removesuffix("%")) / 100 if wanted.endswith("%") else int(wanted) / clients
+        except (ValueError, OverflowError):
+            share = 0.0
+        if not 0 < share <= 1:
+            raise UserError(f"clients_per_round must be 1..{clients} or a share such as 20%, got '{wanted}'")
+        return max(1, round(share * clients))
+
+
+def check(method: Method, model: Model, federation: Federation, settings: Settings) -> None:
+    """Refuses at the start what would fail in the middle.
+
+    Raises:
+        UserError: for a model that does not fit the data or the method, options that need validation data where there
+            is none, a share of clients that is none, or an executor that cannot run the model.
+    """
+    model.check(federation.clients[0].train.x[:2], len(federation.classes))
+    method.setup(model.init(0, "check"), model)  # a method may refuse a model, e.g. FedBN one without BatchNorm
+    settings.participants(len(federation.clients))
+    samples = [len(client.train) for client in federation.clients]
+    if settings.executor == "stacked" and pads_statistics(model, samples):
+        raise UserError(
+            f"executor=stacked: model '{model.name}' keeps batch statistics, so clients must have equally many "
+            "training samples; use executor=looped"
+        )
+    if method.probe is not None and method.probe.split == "validation":
+        for client in federation.clients:
+            if not len(client.validation):
+                raise UserError(f"influence_split=validation: client '{client.name}' has no validation data")
+    if settings.patience and not any(len(client.validation) for client in federation.clients):
+        raise UserError(f"patience={settings.patience}: no client of '{federation.name}' has validation data")
+
+
+def pads_statistics(model: Model, samples: Sequence[int]) -> bool:
+    """Whether stacking the clients would let padding enter a batch's statistics."""
+    return model.evaluates_in_batches or (model.has_statistics and len(set(samples)) > 1)

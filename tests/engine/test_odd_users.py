@@ -1,0 +1,120 @@
+"""What ordinary users bring along: frozen backbones, other precisions, switched-off gradients, odd diagnostics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedc2i.data.federation import Federation
+from fedc2i.engine import Settings, federate
+from fedc2i.engine.settings import pads_statistics
+from fedc2i.errors import UserError
+from fedc2i.methods import Method, Site
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.methods.fedrep import FedRep
+from fedc2i.models import Model, split
+from fedc2i.params import Params
+from fedc2i.plans import prepare
+from fedc2i.training import Batch, Training
+
+PIXELS = 3 * 16 * 16
+QUICK = Training(epochs=2, batch_size=8)
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 6), nn.Tanh(), nn.Linear(6, 4))
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+def test_frozen_backbone_stays_and_the_head_trains(federation: Federation, executor: str) -> None:
+    backbone = net()
+    for parameter in backbone[1].parameters():
+        parameter.requires_grad_(False)
+    model = split(backbone, head="3")
+    outcome = federate(FedRep(), model, federation, Settings(rounds=1, executor=executor, training=QUICK), 0)  # type: ignore[arg-type]
+    assert all(torch.equal(own, backbone[1].weight) for own in outcome.trained["1.weight"])
+    assert not torch.equal(outcome.trained["3.weight"][0], backbone[3].weight)
+
+
+def test_double_precision_model(federation: Federation) -> None:
+    outcome = federate(FedAvg(), split(net().double(), head="3"), federation, Settings(rounds=1, training=QUICK), 0)
+    assert outcome.received["3.weight"].dtype == torch.float64
+
+
+def test_gradients_switched_off_by_the_caller(federation: Federation) -> None:
+    model = split(net, head="3")
+    settings = Settings(rounds=1, training=QUICK)
+    with torch.no_grad():
+        inside = federate(FedAvg(), model, federation, settings, 0)
+    outside = federate(FedAvg(), model, federation, settings, 0)
+    assert torch.equal(inside.received["3.weight"], outside.received["3.weight"])
+
+
+def test_users_precision_settings_are_left_as_they_were(federation: Federation) -> None:
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = matmul.fp32_precision, conv.fp32_precision
+    try:
+        matmul.fp32_precision, conv.fp32_precision = "ieee", "tf32"
+        federate(FedAvg(), split(net, head="3"), federation, Settings(rounds=1, training=QUICK), 0)
+        assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "tf32")
+    finally:
+        matmul.fp32_precision, conv.fp32_precision = before
+
+
+def test_batch_norm_without_running_statistics_is_never_stacked(make_model: Callable[..., Model]) -> None:
+    def untracked() -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(PIXELS, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 4)
+        )
+
+    assert pads_statistics(split(untracked, head="3"), [8, 8])
+    assert pads_statistics(make_model(batch_norm=True), [8, 9])
+    assert not pads_statistics(make_model(batch_norm=True), [8, 8])
+    assert not pads_statistics(make_model(), [8, 9])
+
+
+def test_diagnostics_about_oneself(federation: Federation, make_model: Callable[..., Model]) -> None:
+    @dataclass(frozen=True)
+    class Chatty(FedAvg):
+        name = "chatty"
+        title = "Chatty"
+
+        def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
+            start, _ = super().personalise(own, batch, site)
+            return start, {"samples": site.counts.sum(), "counts": site.counts}
+
+    reports = []
+    settings = Settings(rounds=2, clients_per_round=2, evaluate_every=2, training=QUICK)
+    federate(Chatty(), make_model(), federation, settings, 0, on_round=reports.append)
+    sizes = np.array([len(client.train) for client in federation.clients], dtype=np.float32)
+    assert (reports[1].influence["samples"] == sizes).all()
+    assert reports[1].influence["counts"].shape == (3, 4)
+    assert np.isnan(reports[0].influence["samples"]).sum() == 1  # not evaluated: only the next round's two clients
+
+
+def test_a_name_cannot_be_taken_twice() -> None:
+    with pytest.raises(UserError, match=r"the name 'fedavg' is taken by fedc2i\.methods\.fedavg"):
+        type("Impostor", (Method,), {"name": "fedavg", "title": "Impostor"})
+    assert Method.registry["fedavg"] is FedAvg
+
+
+def test_an_inherited_name_is_no_name(federation: Federation) -> None:
+    @dataclass(frozen=True)
+    class Nameless(FedAvg):
+        mine: int = 1
+
+    with pytest.raises(UserError, match="Nameless needs the class attributes name and title of its own"):
+        prepare([Nameless()], {}, federation)
+
+
+def test_results_print_briefly(federation: Federation) -> None:
+    (plan,) = prepare(["fedavg"], {"rounds": 1, "epochs": 1}, federation, "lenet5")
+    assert len(repr(federation)) < 1000
+    result = plan.execute()
+    assert repr(result).startswith("<Result of FedAvg on toy, seeds [0]: accuracy received ")
+    assert len(repr(result.outcomes)) < 200
