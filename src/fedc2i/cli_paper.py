@@ -27,10 +27,10 @@ def paper(
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, all else on stderr.")] = False,
 ) -> None:
     """Compute the paper's tables and figures beside the published ones; what is computed already is kept."""
-    names = list(ARTEFACTS) if "all" in wanted else list(dict.fromkeys(wanted))
-    for name in names:
-        if name not in ARTEFACTS:
+    for name in wanted:
+        if name not in (*ARTEFACTS, "all"):
             raise UserError(f"unknown table or figure '{name}', allowed are {', '.join(ARTEFACTS)} and all")
+    names = list(ARTEFACTS) if "all" in wanted else list(dict.fromkeys(wanted))
     settings = {"seeds": seeds, "device": device}
     settings |= {} if data_dir is None else {"data_dir": str(data_dir)}
     settings |= {} if rounds is None else {"rounds": rounds}

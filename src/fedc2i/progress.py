@@ -52,7 +52,8 @@ class ProgressView:
         self._close()
         self._started += 1
         self._began, self._last = time.perf_counter(), None
-        self._label = f"[{self._started}/{self._runs}] {result.label}, seed {seed}"
+        where = "" if ":" in result.config.data else f" on {result.config.data}"  # a path would take the whole line
+        self._label = f"[{self._started}/{self._runs}] {result.label}{where}, seed {seed}"
         self._task = self._live.add_task(self._label, total=result.config.rounds, clients="", accuracy="")
 
     def client(self, done: int, of: int) -> None:

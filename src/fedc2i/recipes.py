@@ -105,7 +105,8 @@ def _influence(all_of: Reproduction, folder: Path) -> list[str]:
     for data in BENCHMARKS:
         (result,) = all_of.results(data, ["fedc2i"])
         vectors = figures.mean_over_seeds(result, "influence_vector")
-        written += figures.write(figures.influence_vectors(result, vectors), folder, f"influence-{data}")
+        if vectors.size:  # a run that diverged in every seed measured nothing
+            written += figures.write(figures.influence_vectors(result, vectors), folder, f"influence-{data}")
     return written
 
 

@@ -23,7 +23,7 @@ def bootstrap_interval(differences: Array) -> tuple[float, float]:
     """
     count = len(differences)
     if count <= 6:
-        means = np.array([np.mean(draw) for draw in itertools.product(differences, repeat=count)])
+        means = np.array(list(itertools.product(differences, repeat=count))).mean(1)
     else:
         draws = np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
         means = differences[draws].mean(1)

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import json
 import shutil
+import zipfile
+import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import fedc2i
 from fedc2i.engine import Round
-from fedc2i.engine.inprocess import POINTS, Point
+from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.errors import UserError
+from fedc2i.methods.base import Method
 from fedc2i.plans import Observer, Plan
 from fedc2i.results import Result, versions
 from fedc2i.runs import slug, writing
 
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile, zlib.error)
+_ABOVE = (
+    "cli.py",
+    "cli_data.py",
+    "cli_paper.py",
+    "paper.py",
+    "progress.py",
+    "recipes.py",
+    "significance.py",
+    "store.py",
+)
 _NOT_NUMBERS = ("data_dir", "device", "seeds")  # settings that do not decide a single seed's numbers by themselves
 
 
@@ -32,13 +49,14 @@ class Store:
         return self.root / f"{slug(plan.config.data)}-{slug(plan.key)}-seed{seed}-{self._key(plan)}"
 
     def _key(self, plan: Plan) -> str:
-        """Twelve digits that change with settings, data, device and version."""
+        """Twelve digits that change with settings, data, device, versions and the code that decides numbers."""
         settings = {name: value for name, value in asdict(plan.config).items() if name not in _NOT_NUMBERS}
         decided = {
             "settings": settings,
-            "data": plan.federation.checksums(),
+            "data": plan.federation.checksums,
             "device": plan.config.torch_device().type,
-            "version": versions()["fedc2i"],
+            "versions": [versions()["fedc2i"], versions()["torch"]],
+            "code": _code(type(plan.method)),
         }
         return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
@@ -63,8 +81,21 @@ class Store:
         return result
 
 
+def _code(kind: type[Method]) -> str:
+    """A digest of the method's own files and of everything below them that decides numbers."""
+    root = Path(fedc2i.__file__).parent
+    shared = {*root.glob("*.py"), *root.glob("engine/*.py"), *root.glob("data/*.py")} - {root / name for name in _ABOVE}
+    own = {Path(inspect.getfile(base)) for base in kind.__mro__ if issubclass(base, Method)}
+    return _digest(tuple(sorted(shared | own)))
+
+
+@functools.cache
+def _digest(paths: tuple[Path, ...]) -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+
+
 def read_rounds(folder: Path, plan: Plan, seed: int) -> list[Round]:
-    """A seed's rounds from its run folder; times are means over the run.
+    """A seed's rounds from its run folder; times are means over the run, bytes those of its last round.
 
     Raises:
         UserError: if a file is missing or damaged.
@@ -73,21 +104,23 @@ def read_rounds(folder: Path, plan: Plan, seed: int) -> list[Round]:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         metrics = _read_metrics(folder / "metrics.jsonl", plan.federation.names)
         influence = _read_influence(folder / "influence.npz", seed)
+        if not all("accuracy" in own for point in POINTS for own in metrics[summary["rounds"]][point]):
+            raise ValueError("metrics.jsonl lacks clients of the last round")
         return [
             Round(
                 seed,
                 number,
-                summary["seconds_per_round"],
+                float(summary["seconds_per_round"]),
                 (),
                 metrics.get(number, {}),
                 {name: array[number - 1] for name, array in influence.items()},
                 (),
-                summary["bytes_up_per_client_round"],
-                summary["bytes_down_per_client_round"],
+                int(summary["bytes_up_per_client_round"]),
+                int(summary["bytes_down_per_client_round"]),
             )
             for number in range(1, summary["rounds"] + 1)
         ]
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except _DAMAGED as error:
         raise UserError(f"{folder}: not a complete run ({error}); remove it and run again") from None
 
 
@@ -97,7 +130,8 @@ def _read_metrics(path: Path, names: tuple[str, ...]) -> dict[int, dict[Point, l
         for line in lines:
             entry = json.loads(line)
             points = rounds.setdefault(entry["round"], {point: [{} for _ in names] for point in POINTS})
-            points[entry["point"]][names.index(entry["client"])][entry["metric"]] = entry["value"]
+            value = np.nan if entry["value"] is None else float(entry["value"])  # null: it was not finite
+            points[entry["point"]][names.index(entry["client"])][entry["metric"]] = value
     return rounds
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedc2i.data.federation import Federation
-from fedc2i.engine.inprocess import POINTS
+from fedc2i.engine.rounds import POINTS
 from fedc2i.results import Array, Result
 from fedc2i.runs import write_atomically
 

@@ -71,11 +71,11 @@ class Table:
     def to_markdown(self) -> str:
         """For documents."""
         lines = [
-            f"| {' | '.join(self.header)} |",
+            f"| {' | '.join(map(_markdown, self.header))} |",
             f"|{'|'.join('---' if k < 2 else '---:' for k in range(len(self.header)))}|",
         ]
         for row in self.rows:
-            cells = [f"**{cell}**" if k in row.best else cell for k, cell in enumerate(row.cells)]
+            cells = [f"**{cell}**" if k in row.best else cell for k, cell in enumerate(map(_markdown, row.cells))]
             if row.kind == "published":
                 cells = [f"*{cell}*" if cell else "" for cell in cells]
             lines.append(f"| {' | '.join(cells)} |")
@@ -134,6 +134,10 @@ _LATEX = {
     "^": r"\textasciicircum{}",
     **{"±": r"$\pm$", "²": "$^2$", "γ": r"$\gamma$", "λ": r"$\lambda$", "Λ": r"$\Lambda$", "−": "$-$"},
 }
+
+
+def _markdown(text: str) -> str:
+    return text.replace("|", r"\|")
 
 
 def _latex(text: str) -> str:

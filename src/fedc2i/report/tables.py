@@ -11,8 +11,8 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedc2i.engine.inprocess import POINTS, Point
-from fedc2i.paper import published
+from fedc2i.engine.rounds import POINTS, Point
+from fedc2i.paper import misprints, published
 from fedc2i.report.table import Row, Table
 from fedc2i.results import Result, Score
 from fedc2i.runs import to_json, write_atomically
@@ -22,12 +22,12 @@ POINTS_NOTE = (
     "received: the model a client starts a round from; trained: after its local run; *: the method's headline."
 )
 TIES_NOTE = (
-    "~: {average} not distinguishable from the best at that point (paired bootstrap over seeds, 95 %; weak with few "
-    "seeds)."
+    "~: {average} not told apart from the best at that point by a paired bootstrap over seeds (95 % interval). With "
+    "three seeds an interval leaves zero out as soon as all seeds agree, as they do for one in four equal pairs."
 )
 PUBLISHED_NOTE = "The published Avg is over all clients of the published data, at a point the paper does not name."
 DIFFERENCE_NOTE = (
-    "difference: ours minus published in pooled standard deviations; in points (pt) where the paper gives none. "
+    "difference: ours minus published in pooled standard deviations; in points (pt) where one of the two has none. "
     "Nothing was tuned towards the published rows."
 )
 
@@ -64,6 +64,8 @@ def comparison(results: Sequence[Result], against_paper: bool = False) -> Table:
         POINTS_NOTE,
         *([TIES_NOTE.format(average=columns[-1])] if ties else []),
         *([DIFFERENCE_NOTE] if against_paper else []),
+        *_other_protocol(first),
+        *(misprints(first.federation.name) if against_paper else []),
         *reconstructions(results),
         *first.federation.notes,
     ]
@@ -95,7 +97,7 @@ def _difference(ours: Score, theirs: Score | None, column: str, result: Result) 
     if theirs is None or column in stand_ins or (column == "Avg" and stand_ins):
         return ""
     deviations = pooled_deviations(ours.mean, ours.sd, theirs.mean, theirs.sd)
-    return f"{ours.mean - theirs.mean:+.2f} pt" if deviations is None else f"{deviations:+.1f} sd"
+    return f"{ours.mean - theirs.mean:+z.2f} pt" if deviations is None else f"{deviations:+z.1f} sd"
 
 
 def _title(result: Result) -> str:
@@ -160,15 +162,26 @@ def averages(title: str, found: Sequence[Sequence[Result]]) -> Table:
         title: of the table.
         found: for each data set the same methods in the same order.
     """
-    header = [
-        name for results in found for name in (*_average_columns(results[0]), f"{results[0].config.data} published Avg")
-    ]
+    header = [name for results in found for name in (*_average_columns(results[0]), *_paper_columns(results[0]))]
     table = Table(f"{title}; {_seeds(found[0][0])}", ("Method", "Point", *header))
+    ties = [_ties(results) for results in found]
     for rows in zip(*found, strict=True):
         for point in POINTS:
-            cells = [cell for result in rows for cell in (*_average_cells(result, point), _printed(result, point))]
-            table.rows.append(Row((rows[0].label, _point(rows[0], point), *cells), ends_section=point == "trained"))
-    table.notes = [POINTS_NOTE, PUBLISHED_NOTE, *_notes(found)]
+            cells: list[str] = []
+            marks: set[int] = set()
+            for result, results, tied in zip(rows, found, ties, strict=True):
+                own = _average_cells(result, point)
+                marks |= {2 + len(cells) + k for k in range(len(own)) if _is_best(result, results, point, k)}
+                own[-1] += " ~" if (result.key, point) in tied else ""
+                cells += [*own, *_paper_cells(result, point)]
+            row = Row((rows[0].label, _point(rows[0], point), *cells), best=frozenset(marks))
+            table.rows.append(replace(row, ends_section=point == "trained"))
+    table.notes = [
+        POINTS_NOTE,
+        "bold: the best of its column at that point.",
+        TIES_NOTE.format(average="the last average of a data set"),
+    ]
+    table.notes += [PUBLISHED_NOTE, DIFFERENCE_NOTE, *_notes(found)]
     return table
 
 
@@ -176,8 +189,7 @@ def gamma_study(found: Sequence[Sequence[Result]]) -> Table:
     """Validation and test averages for every γ on several data sets; the choice falls on validation alone."""
     header: list[str] = []
     for results in found:
-        data = results[0].config.data
-        header += [f"{data} validation", *_average_columns(results[0]), f"{data} published Avg"]
+        header += [f"{results[0].config.data} validation", *_average_columns(results[0]), *_paper_columns(results[0])]
     table = Table(f"Effect of γ; {_seeds(found[0][0])}", ("γ", "Point", *header))
     for rows in zip(*found, strict=True):
         for point in POINTS:
@@ -187,7 +199,7 @@ def gamma_study(found: Sequence[Sequence[Result]]) -> Table:
                 own = [str(_validation(result, point)), *_average_cells(result, point)]
                 if result is max(results, key=lambda other: _validation(other, point).mean):
                     marks |= set(range(2 + len(cells), 2 + len(cells) + len(own)))
-                cells += [*own, _printed(result, point)]
+                cells += [*own, *_paper_cells(result, point)]
             gamma = f"{rows[0].config.options['gamma']:g}"
             row = Row((gamma, _point(rows[0], point), *cells), best=frozenset(marks), ends_section=point == "trained")
             table.rows.append(row)
@@ -196,6 +208,7 @@ def gamma_study(found: Sequence[Sequence[Result]]) -> Table:
         "bold: the γ that validation accuracy chooses at that point, and its test accuracy; validation is averaged "
         "over the clients that have validation data.",
         PUBLISHED_NOTE,
+        DIFFERENCE_NOTE,
         *_notes(found),
     ]
     return table
@@ -209,14 +222,35 @@ def _average_cells(result: Result, point: Point) -> list[str]:
     return [str(Score.of(values)) for values in result.averages(point).values()]
 
 
-def _printed(result: Result, point: Point) -> str:
-    """The published average, said once, beside the trained point."""
-    printed = _published(result)
-    return str(printed["Avg"]) if "Avg" in printed and point == "trained" else ""
+def _is_best(result: Result, results: Sequence[Result], point: Point, average: int) -> bool:
+    """Whether no other result has a higher average, as printed."""
+    means = {other.key: round(float(list(other.averages(point).values())[average].mean()), 2) for other in results}
+    return means[result.key] == max(means.values())
+
+
+def _paper_columns(result: Result) -> list[str]:
+    return [f"{result.config.data} published Avg", "difference"]
+
+
+def _paper_cells(result: Result, point: Point) -> list[str]:
+    """The published average, said once, beside the trained point, and how far ours is from it."""
+    printed = _published(result).get("Avg")
+    shown = str(printed) if printed is not None and point == "trained" else ""
+    return [shown, _difference(result.scores(point)["Avg"], printed, "Avg", result)]
 
 
 def _notes(found: Sequence[Sequence[Result]]) -> list[str]:
-    return [note for results in found for note in results[0].federation.notes]
+    return [note for results in found for note in (*_other_protocol(results[0]), *results[0].federation.notes)]
+
+
+def _other_protocol(result: Result) -> list[str]:
+    """A warning where published rows stand beside results of other settings."""
+    preset, config = result.federation.preset, result.config
+    other = [name for name in ("model", "rounds") if preset.get(name, getattr(config, name)) != getattr(config, name)]
+    if not other or not _published(result):
+        return []
+    said = ", ".join(f"{name} {getattr(config, name)} for {preset[name]}" for name in other)
+    return [f"Not the protocol on {config.data} ({said}): the published rows are no comparison."]
 
 
 def _validation(result: Result, point: Point) -> Score:
@@ -241,7 +275,8 @@ def costs(results: Sequence[Result]) -> Table:
         table.rows.append(Row((result.label, device.type, *sizes, f"{result.seconds / len(result.rounds):.3f}")))
     table.notes = [
         "up and down: bytes of the tensors that one client sends and receives in one round; seconds: local training of "
-        "all clients, exchange, and evaluation at both points."
+        "all clients, exchange, and evaluation at both points.",
+        *reconstructions(results),
     ]
     return table
 
