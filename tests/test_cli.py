@@ -53,9 +53,12 @@ def test_run_with_json_keeps_stdout_for_one_object(data: str) -> None:
     assert found["folder"] == "out"
     assert found["results"]["fedc2i"] == json.loads(Path("out/summary.json").read_text())
     lines = done.stderr.splitlines()
-    assert lines[0] == "Writing to out"
-    assert [line.split(":")[0] for line in lines[1:]] == ["[1/2] FedC²I, seed 0", "[2/2] FedC²I, seed 1"]
-    assert all(" 1 rounds in " in line and "received " in line and "trained " in line for line in lines[1:])
+    assert lines[0].startswith(
+        "arrays:data: 3 clients, 4 classes, images 16x16; train/validation/test: a 12/0/8, b 20/"
+    )
+    assert lines[1] == "Writing to out"
+    assert [line.split(":")[0] for line in lines[2:]] == ["[1/2] FedC²I, seed 0", "[2/2] FedC²I, seed 1"]
+    assert all(" 1 round in " in line and "received " in line and "trained " in line for line in lines[2:])
     assert "\x1b" not in done.stdout + done.stderr
 
 
@@ -148,8 +151,8 @@ def test_version_and_help() -> None:
 def test_nothing_asked_for_shows_the_help(arguments: Sequence[str]) -> None:
     shown = call(*arguments)
     assert shown.code == 2
-    assert shown.err.strip().startswith("Usage: fedc2i")
-    assert len(shown.err.splitlines()) > 5
+    assert (shown.out + shown.err).strip().startswith("Usage: fedc2i")
+    assert len((shown.out + shown.err).splitlines()) > 5
 
 
 def test_methods_lists_options_and_defaults() -> None:

@@ -186,7 +186,7 @@ def test_split_cuts_any_module_in_two(build: Callable[[], nn.Module], head: str,
 def test_frozen_parameters_are_not_trainable() -> None:
     module = net()
     module[1].requires_grad_(False)
-    assert split(module, head="3").trainable == {"3.weight", "3.bias"}
+    assert split(module, head="3").trainable == ("3.weight", "3.bias")
 
 
 # Refusals.

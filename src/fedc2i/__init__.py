@@ -10,6 +10,7 @@ from fedc2i.errors import UserError
 from fedc2i.influence import class_losses, client_losses, influence
 from fedc2i.methods import Download, Method, Phase, Probe, Site, Uploads
 from fedc2i.models import Model, split
+from fedc2i.options import option
 from fedc2i.results import Result, Score
 from fedc2i.runs import read_model
 from fedc2i.training import Batch
@@ -37,6 +38,7 @@ __all__ = [
     "from_arrays",
     "influence",
     "load",
+    "option",
     "read_model",
     "run",
     "split",

@@ -26,7 +26,7 @@ app = typer.Typer(
     help="Influence-oriented personalised federated learning.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     add_completion=False,
 )
 app.add_typer(cli_data.app, name="data")
@@ -36,7 +36,9 @@ INTERRUPTED = 130  # the exit code of a program that ctrl-c ended
 Data = Annotated[str | None, typer.Option(help="embedded, digit5, office10, folder:DIR or arrays:DIR.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data lies; or the variable FEDC2I_DATA.")]
 Partition = Annotated[str | None, typer.Option(help="Split every client further, e.g. dirichlet:10:0.5.")]
-ModelName = Annotated[str | None, typer.Option("--model", help="A model's name or FILE.py:FUNCTION.")]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="lenet5, lenet5-bn, lenet-wide, lenet-wide-bn or FILE.py:FUNCTION.")
+]
 Rounds = Annotated[str | None, typer.Option(help="Communication rounds.")]
 Seeds = Annotated[str | None, typer.Option(help="For example 0,1,2 or 0-9.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE: any setting or option of the method.")]
@@ -61,7 +63,11 @@ def run(
     config_file: ConfigFile = None,
     json: Json = False,
 ) -> None:
-    """Run one method and write its run folder."""
+    """Run one method and write its run folder.
+
+    METHOD is a name that `fedc2i methods` lists (fedc2i by default), with or without options (fedc2i:gamma=2), or
+    FILE.py:CLASS. Options of the method can also be given as --set NAME=VALUE.
+    """
     values = _values(config_file, set_, data, data_dir, partition, model, rounds, seeds, device)
     named = method or values.pop("method", "fedc2i")
     plans = prepare([named], {name: value for name, value in values.items() if name != "method"})
@@ -86,7 +92,10 @@ def compare(
     config_file: ConfigFile = None,
     json: Json = False,
 ) -> None:
-    """Run several methods on equal terms and print one table."""
+    """Run several methods on equal terms and print one table.
+
+    METHOD is a name that `fedc2i methods` lists, with or without options (fedc2i:gamma=2), or FILE.py:CLASS.
+    """
     values = _values(config_file, set_, data, data_dir, partition, model, rounds, seeds, device)
     plans = prepare(wanted, {name: value for name, value in values.items() if name != "method"})
     folder = new_folder(out, f"compare-{slug(plans[0].config.data)}")
@@ -151,7 +160,8 @@ def _values(file: Path | None, pairs: list[str] | None, *named: Any) -> dict[str
 
 def _watching(plans: list[Plan], folder: Path) -> ProgressView:
     console = Console(stderr=True)
-    console.print(f"Writing to {folder}", highlight=False, markup=False, soft_wrap=True)
+    for line in (*plans[0].federation.describe(), f"Writing to {folder}"):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     return ProgressView(console, sum(len(plan.config.seeds) for plan in plans))
 
 
@@ -186,9 +196,9 @@ def main() -> None:
         _fail(str(error))
     except click.ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # by its name: click before 8.2 has no such class
-            print(error.format_message(), file=sys.stderr)
-            sys.exit(2)
-        _fail(error.format_message())
+            sys.exit(2)  # the help has been shown
+        hint = " Options of a method are given as --set NAME=VALUE." if isinstance(error, click.NoSuchOption) else ""
+        _fail(error.format_message() + hint)
     except (KeyboardInterrupt, click.Abort):
         print("fedc2i: interrupted; the run folder holds what was finished", file=sys.stderr)
         sys.exit(INTERRUPTED)

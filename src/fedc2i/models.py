@@ -28,7 +28,7 @@ class Model:
         name: for tables and run folders.
         head_names: names of the head's weight and, if it has one, its bias.
         body_names: all other parameters and buffers.
-        trainable: names of the parameters that are trained.
+        trainable: names of the parameters that are trained, in the module's order.
         norm_names: the body's names that belong to normalisation layers.
         has_statistics: whether BatchNorm layers take statistics of a batch in training.
         evaluates_in_batches: whether some do so at evaluation, too.
@@ -46,7 +46,7 @@ class Model:
         self.head_names = tuple(f"{head}.{part}" for part, _ in layer.named_parameters())
         state = [*module.named_parameters(), *module.named_buffers()]
         self.body_names = tuple(name for name, _ in state if name not in self.head_names)
-        self.trainable = frozenset(name for name, tensor in module.named_parameters() if tensor.requires_grad)
+        self.trainable = tuple(name for name, tensor in module.named_parameters() if tensor.requires_grad)
         norms = {name for name, layer in module.named_modules() if isinstance(layer, _NORMS)}
         self.norm_names = tuple(name for name in self.body_names if name.rpartition(".")[0] in norms)
         batch_norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]

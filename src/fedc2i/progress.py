@@ -86,9 +86,13 @@ class ProgressView:
         if self._live.disable:
             seconds = time.perf_counter() - self._began
             self._console.print(
-                f"{self._label}: {self._last.round} rounds in {seconds:.1f} s, {self._accuracy()}",
+                f"{self._label}: {_rounds(self._last.round)} in {seconds:.1f} s, {self._accuracy()}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,
             )
         self._task = None
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"

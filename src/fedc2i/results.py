@@ -121,6 +121,7 @@ class Result:
             "data": self.config.data,
             "clients": list(self.federation.names),
             "classes": list(self.federation.classes),
+            "samples": self.federation.samples(),
             "seeds": list(self.config.seeds),
             "rounds": max(report.round for report in self.rounds),
             "headline": self.method.headline,

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from fedc2i.errors import UserError
 
+MOST_NAMED = 8  # clients or classes listed in a line of text
+
 
 @dataclass(frozen=True, repr=False)
 class Split:
@@ -132,6 +134,38 @@ class Federation:
                 raise UserError(f"{self.name}: no client '{name}', allowed are {', '.join(by_name)}")
         averages = {title: members for title, members in self.averages.items() if set(members) <= set(names)}
         return replace(self, clients=tuple(by_name[name] for name in names), averages=averages)
+
+    def samples(self) -> dict[str, dict[str, int]]:
+        """How many samples each client has to train, validate and test on."""
+        return {
+            client.name: {"train": len(client.train), "validation": len(client.validation), "test": len(client.test)}
+            for client in self.clients
+        }
+
+    def describe(self) -> list[str]:
+        """What was read, in one line, and a line for each thing that is probably not meant."""
+        sizes = [f"{name} {'/'.join(map(str, own.values()))}" for name, own in self.samples().items()]
+        shown = ", ".join(sizes[:MOST_NAMED]) + (
+            f", and {len(sizes) - MOST_NAMED} more" if len(sizes) > MOST_NAMED else ""
+        )
+        height, width = self.image_shape[1:]
+        lines = [
+            f"{self.name}: {len(self.clients)} clients, {len(self.classes)} classes, images {height}x{width}; "
+            f"train/validation/test: {shown}"
+        ]
+        trained = {client.name: set(client.train.y.tolist()) for client in self.clients}
+        unseen = [name for label, name in enumerate(self.classes) if not any(label in own for own in trained.values())]
+        if unseen:
+            named = ", ".join(unseen[:MOST_NAMED]) + (", ..." if len(unseen) > MOST_NAMED else "")
+            lines.append(f"warning: {len(unseen)} of {len(self.classes)} classes have no training sample ({named})")
+        for client in self.clients:
+            only_tested = sorted(set(client.test.y.tolist()) - trained[client.name])
+            if only_tested:
+                named = ", ".join(self.classes[label] for label in only_tested[:MOST_NAMED])
+                lines.append(f"warning: {client.name} is tested on classes it has no training sample of ({named})")
+        return (
+            lines if len(lines) <= MOST_NAMED else [*lines[:MOST_NAMED], f"({len(lines) - MOST_NAMED} more warnings)"]
+        )
 
     @functools.cached_property
     def checksums(self) -> dict[str, str]:

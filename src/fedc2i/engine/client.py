@@ -63,7 +63,7 @@ class Recipe:
     def trainable(self, phase: Phase, params: Params) -> list[str]:
         """The names that a phase trains: the model's parameters, and private parts that the method added."""
         model = self.model
-        frozen = ({*model.body_names, *model.head_names} - model.trainable) | self.method.untrained(model)
+        frozen = ({*model.body_names, *model.head_names} - set(model.trainable)) | self.method.untrained(model)
         part = {"all": params.keys(), "body": model.body_names, "head": params.keys() - set(model.body_names)}
         return [name for name in params if name in part[phase.train] and name not in frozen]
 

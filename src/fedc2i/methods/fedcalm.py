@@ -71,7 +71,7 @@ class FedCALM(Method):
         model = super().upload(params, data, site)
         if self.base == "fedrep":
             model = select(model, site.model.body_names)
-        return tag(model, model.keys() - site.model.trainable, BUFFER)
+        return tag(model, model.keys() - set(site.model.trainable), BUFFER)
 
     def opening(self, params: Params) -> Params:
         """The global model θ."""

@@ -70,7 +70,7 @@ class PFedGraph(FedAvg):
     def upload(self, params: Params, data: Batch, site: Site) -> Params:
         """The model; what is not trained has no part in the cosines."""
         model = super().upload(params, data, site)
-        return tag(model, model.keys() - site.model.trainable, BUFFER)
+        return tag(model, model.keys() - set(site.model.trainable), BUFFER)
 
     def opening(self, params: Params) -> Params:
         """w_0."""

@@ -44,6 +44,8 @@ def draw_comparison(results: Sequence[Result], folder: Path) -> None:
             axis.plot(rounds, values.mean(1), label=_plain(result.label), marker="." if len(rounds) < 3 else None)
         _dress(axis, point)
     axes[0][0].legend(fontsize=8)
+    axes[0][1].sharey(axes[0][0])
+    figure.suptitle(_plain(f"average over clients on {results[0].config.data}{_mean_of(results[0])}"), fontsize=11)
     save(figure, folder / "comparison.png")
 
 
@@ -55,10 +57,11 @@ def accuracy(result: Result) -> Figure:
         rounds, values = result.curve(point)
         for k, name in enumerate(names[:MOST_PANELS]):
             axis.plot(rounds, values[:, k], label=_plain(name), linewidth=1.2, marker="." if len(rounds) < 3 else None)
-        axis.plot(rounds, values.mean(1), color="black", linewidth=2, label=f"average of {len(names)}")
+        marker = "." if len(rounds) < 3 else None
+        axis.plot(rounds, values.mean(1), color="black", linewidth=2, label=f"average of {len(names)}", marker=marker)
         _dress(axis, point)
     axes[0][1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-    figure.suptitle(_plain(f"{result.label} on {result.config.data}"), fontsize=11)
+    figure.suptitle(_plain(f"{result.label} on {result.config.data}{_mean_of(result)}"), fontsize=11)
     return figure
 
 
@@ -74,7 +77,7 @@ def influence_vectors(result: Result, vectors: Array, rounds: Sequence[int] | No
     chosen = [number for number in chosen if number <= len(vectors)] or chosen_rounds(len(vectors))
     names, count = result.federation.names, vectors.shape[1]
     side = min(max(2.2, 0.48 * count), 7)
-    figure, axes = _figure(len(chosen), 1, side, side + 0.3)
+    figure, axes = _figure(len(chosen), 1, side, side + 0.9)
     top = float(np.nanmax(vectors[[number - 1 for number in chosen]]))
     for number, axis in zip(chosen, axes[0], strict=True):
         image = axis.imshow(vectors[number - 1], vmin=0, vmax=top, cmap="Blues")
@@ -86,9 +89,7 @@ def influence_vectors(result: Result, vectors: Array, rounds: Sequence[int] | No
     axes[0][0].set_ylabel("client that is helped")
     axes[0][0].set_xlabel("client that helps")
     figure.colorbar(image, ax=list(axes[0]), shrink=0.8, label="influence λ", pad=0.01)
-    seeds = len(result.config.seeds)
-    title = _plain(f"{result.label} on {result.config.data}")
-    figure.suptitle(title + (f", mean of {seeds} seeds" if seeds > 1 else ""))
+    figure.suptitle(_plain(f"{result.label} on {result.config.data}{_mean_of(result)}"), fontsize=11)
     return figure
 
 
@@ -108,8 +109,11 @@ def influence_matrices(result: Result, matrices: Array) -> Figure:
         axis.set_title(_plain(f"helps {names[m]}"), fontsize=9)
         _name_axis(axis, "x", classes)
         _name_axis(axis, "y", names if m % across == 0 else ())
+    axes[0][0].set_ylabel("client that helps", fontsize=8)
+    axes[0][0].set_xlabel("class", fontsize=8)
     figure.colorbar(image, ax=list(axes.flat), shrink=0.8, label="influence Λ (white: equal share)", pad=0.01)
-    figure.suptitle(_plain(f"{result.label} on {result.config.data}: influence per class, last round"))
+    title = f"{result.label} on {result.config.data}: influence per class, last round{_mean_of(result)}"
+    figure.suptitle(_plain(title), fontsize=11)
     return figure
 
 
@@ -177,6 +181,11 @@ def _dress(axis: Axes, title: str) -> None:
     axis.locator_params(axis="x", integer=True)
 
 
+def _mean_of(result: Result) -> str:
+    seeds = len(result.config.seeds)
+    return f", mean of {seeds} seeds" if seeds > 1 else ""
+
+
 def _plain(text: str) -> str:
     """Text as it stands: between two dollar signs matplotlib would read a formula."""
     return text.replace("$", r"\$")
@@ -196,7 +205,7 @@ def _around_equal_share(values: Array, clients: int) -> TwoSlopeNorm:
     from matplotlib.colors import TwoSlopeNorm
 
     equal = 1 / clients
-    reach = float(np.abs(values - equal).max(initial=1e-6, where=np.isfinite(values)))
+    reach = float(np.abs(values - equal).max(initial=equal / 10, where=np.isfinite(values)))  # no colour for noise
     return TwoSlopeNorm(equal, equal - min(reach, equal), equal + reach)
 
 

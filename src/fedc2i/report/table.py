@@ -43,10 +43,14 @@ class Table:
         narrow = sum(widths) + 3 * len(widths) + 1 > width
         notes = list(self.notes)
         if narrow:
-            widths = [min(size, MOST_METHOD if k == 0 else 10 if k == 1 else 6) for k, size in enumerate(widths)]
+            parts = [[part for row in self.rows for part in _stacked(row.cells[k]).split("\n")] for k in columns]
+            widths = [
+                min(size, MOST_METHOD if k == 0 else 10 if k == 1 else max(6, *map(len, parts[k])))
+                for k, size in enumerate(widths)
+            ]
             clients = columns[2 : -self.averages]
             room = width - 1 - sum(widths[k] + 2 for k in columns if k not in clients)
-            kept = clients[: max(0, room // 8)]
+            kept = [k for n, k in enumerate(clients) if sum(widths[j] + 2 for j in clients[: n + 1]) <= room]
             columns = [k for k in columns if k in kept or k not in clients]
             if len(kept) < len(clients):
                 notes.insert(0, f"{len(kept)} of {len(clients)} clients fit here; the run folder has them all.")
@@ -63,7 +67,7 @@ class Table:
                 Text(self.header[k]), justify="left" if k < 2 else "right", width=widths[k], overflow="fold"
             )
         for row in self.rows:
-            cells = [(k, row.cells[k].replace(" ± ", "\n± ") if narrow else row.cells[k]) for k in columns]
+            cells = [(k, _stacked(row.cells[k]) if narrow else row.cells[k]) for k in columns]
             texts = [Text(cell, "bold" if k in row.best else "") for k, cell in cells]
             table.add_row(*texts, style="dim" if row.kind == "published" else None, end_section=row.ends_section)
         return table
@@ -125,6 +129,13 @@ class Table:
         for file, text in texts.items():
             write_atomically(folder / file, text.encode())
         return list(texts)
+
+
+def _stacked(cell: str) -> str:
+    """A cell with its deviation below the mean, and the mark of a tie beside it."""
+    mean, plus, sd = cell.partition(" ± ")
+    tie = "~" if sd.endswith("~") else ""
+    return f"{mean}{tie}\n± {sd.removesuffix(' ~')}" if plus else cell
 
 
 _LATEX = {
