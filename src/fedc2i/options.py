@@ -99,3 +99,12 @@ def check_at_least(instance: Any, low: float, *names: str) -> None:
         value = getattr(instance, name)
         if not isinstance(value, (int, float)) or not low <= value < float("inf"):
             raise UserError(f"{name} must be a finite number of at least {low:g}, got {value}")
+
+
+def check_whole(instance: Any, low: int, *names: str, also: str | None = None) -> None:
+    """Refuses anything but a whole number of at least ``low``, or the word ``also``."""
+    for name in names:
+        value = getattr(instance, name)
+        if value != also and not (type(value) is int and value >= low):
+            word = "" if also is None else f", or {also}"
+            raise UserError(f"{name} must be a whole number of at least {low}{word}, got '{value}'")

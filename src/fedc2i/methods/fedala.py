@@ -30,7 +30,7 @@ from fedc2i.errors import UserError
 from fedc2i.methods.base import Probe, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models import Model
-from fedc2i.options import check_at_least, option
+from fedc2i.options import check_at_least, check_whole, option
 from fedc2i.params import Params
 from fedc2i.training import Batch
 
@@ -57,10 +57,7 @@ class FedALA(FedAvg):
         check_at_least(self, 0, "eta", "share")
         if not 0 < self.share <= 1:
             raise UserError(f"share must be above 0 and at most 1, got {self.share}")
-        for name in ("layers", "start_epochs", "weight_epochs", "weight_batch"):
-            value = getattr(self, name)
-            if not (isinstance(value, int) and value >= 1):
-                raise UserError(f"{name} must be a whole number of at least 1, got '{value}'")
+        check_whole(self, 1, "layers", "start_epochs", "weight_epochs", "weight_batch")
 
     def setup(self, params: Params, model: Model) -> Params:
         """Adds the weights, all one: what is received is taken over.

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.errors import UserError
 from fedc2i.influence import (
     class_losses,
     client_losses,
@@ -30,7 +29,7 @@ from fedc2i.influence import (
     sharp_cross_entropy,
 )
 from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
-from fedc2i.options import check_at_least, check_choice, option
+from fedc2i.options import check_at_least, check_choice, check_whole, option
 from fedc2i.params import Params, Stacked, finite, mix, mix_tensor, select, zero_where_not
 from fedc2i.training import Batch
 
@@ -75,9 +74,7 @@ class FedC2I(Method):
         check_at_least(self, 0, "gamma")
         if self.gamma_class is not None:
             check_at_least(self, 0, "gamma_class")
-        samples = self.influence_samples
-        if samples != "all" and not (type(samples) is int and samples >= 1):
-            raise UserError(f"influence_samples must be a whole number of at least 1, or all, got '{samples}'")
+        check_whole(self, 1, "influence_samples", also="all")
 
     @property
     def probe(self) -> Probe:

@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.errors import UserError
 from fedc2i.influence import equal_share
 from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
 from fedc2i.models import Model
-from fedc2i.options import check_choice, option
+from fedc2i.options import check_choice, check_whole, option
 from fedc2i.params import Params, Stacked, finite, mix, row, select, zero_where_not
 from fedc2i.training import Batch
 
@@ -52,8 +51,7 @@ class FedFomo(Method):
 
     def __post_init__(self) -> None:
         check_choice(self, "baseline")
-        if self.samples != "all" and not (isinstance(self.samples, int) and self.samples >= 1):
-            raise UserError(f"samples must be a whole number of at least 1, or all, got '{self.samples}'")
+        check_whole(self, 1, "samples", also="all")
 
     @property
     def probe(self) -> Probe:

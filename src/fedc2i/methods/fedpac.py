@@ -26,10 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Download, Phase, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.options import check_at_least, option
+from fedc2i.options import check_at_least, check_whole, option
 from fedc2i.params import Params, mix, select
 from fedc2i.prototypes import average, prototypes
 from fedc2i.solvers import combination_weights
@@ -55,8 +54,7 @@ class FedPAC(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, 0, "lam")
-        if not (isinstance(self.head_epochs, int) and self.head_epochs >= 1):
-            raise UserError(f"head_epochs must be a whole number of at least 1, got '{self.head_epochs}'")
+        check_whole(self, 1, "head_epochs")
 
     def phases(self, epochs: int) -> Sequence[Phase]:
         """Head epochs, then body epochs; both together where there is only one epoch."""

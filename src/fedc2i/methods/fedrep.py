@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Phase, Site
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.options import option
+from fedc2i.options import check_whole, option
 from fedc2i.params import Params, select
 from fedc2i.training import Batch
 
@@ -37,8 +36,7 @@ class FedRep(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (isinstance(self.body_epochs, int) and self.body_epochs >= 1):
-            raise UserError(f"body_epochs must be a whole number of at least 1, got '{self.body_epochs}'")
+        check_whole(self, 1, "body_epochs")
 
     def phases(self, epochs: int) -> Sequence[Phase]:
         """Head, then body; a single epoch cannot be shared out and trains both at once."""
