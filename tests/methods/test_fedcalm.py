@@ -112,6 +112,16 @@ def test_nothing_moved_and_exact_opposites() -> None:
     np.testing.assert_allclose(step(FedCALM(), np.array([[1.0, 2.0], [0.0, 0.0]])), [0.5, 1.0])
 
 
+def test_coefficients_of_many_layers_at_once() -> None:
+    """Also of one that did not move, and of one that is a thousand times smaller."""
+    layers = [drawn(4), np.zeros((4, 4)), 1e-3 * drawn(4, seed=2)]
+    grams = torch.from_numpy(np.stack([updates @ updates.T for updates in layers]))
+    together = FedCALM(epsilon=0.3).coefficients(grams)
+    for gram, found in zip(grams, together, strict=True):
+        torch.testing.assert_close(found, FedCALM(epsilon=0.3).coefficients(gram), rtol=0, atol=1e-9)
+    assert (together[1] == 0).all()
+
+
 def test_layers_do_not_see_each_other_and_statistics_are_averaged() -> None:
     one, two = torch.from_numpy(drawn(3)), torch.from_numpy(drawn(3, size=6, seed=5)).reshape(3, 2, 3)
     running = torch.tensor([[1.0], [4.0], [10.0]])

@@ -80,36 +80,44 @@ class FedCALM(Method):
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """θ + d, tensor by tensor."""
         shared = mix(self.weights(uploads), tagged(uploads.tensors, BUFFER))
-        for name, rows in uploads.tensors.items():
-            if not name.startswith(BUFFER):
-                origin = state[name].to(rows)
-                updates = (rows - origin).flatten(1).to(torch.float64)
-                step = self.coefficients(updates @ updates.mT) @ updates
-                shared[name] = origin + step.to(rows.dtype).reshape(origin.shape)
+        models = {name: rows for name, rows in uploads.tensors.items() if not name.startswith(BUFFER)}
+        updates = {name: (rows - state[name].to(rows)).flatten(1) for name, rows in models.items()}
+        grams = [(rows := update.to(torch.float64)) @ rows.mT for update in updates.values()]
+        found = self.coefficients(torch.stack(grams).cpu()).to(grams[0].device)  # too small to be solved on a GPU
+        for (name, update), coefficients in zip(updates.items(), found, strict=True):
+            origin = state[name].to(update)
+            step = coefficients @ update.to(torch.float64)
+            shared[name] = origin + step.to(update.dtype).reshape(origin.shape)
         return Download(shared=shared, clients=uploads.clients), {**state, **shared}
 
     def coefficients(self, gram: Tensor) -> Tensor:
-        """The update d as a combination of the Δ_i: ``(K,)`` from G ``(K, K)``, both float64."""
-        norms = gram.diagonal().sqrt()
-        if not norms.any():  # nothing moved
-            return torch.zeros_like(norms)
+        """The updates d as combinations of the Δ_i: ``(..., K)`` from G ``(..., K, K)``, both float64."""
+        norms = gram.diagonal(dim1=-2, dim2=-1).sqrt()
         free = conflict_free(gram)
         margins = self.epsilon * norms * (_length(free, gram) if self.margin == "cosine" else 1.0)
-        total = free + box_qp(gram, margins - gram @ free, self.slack)
-        return total * (norms.max() / _length(total, gram).clamp(min=norms.max()))
+        total = free + box_qp(gram, margins - _product(gram, free), self.slack)
+        longest = norms.amax(-1, keepdim=True)
+        cap = longest / torch.maximum(_length(total, gram), longest)
+        return total * torch.where(longest > 0, cap, 0.0)  # 0 where nothing moved
 
 
 def conflict_free(gram: Tensor) -> Tensor:
-    """Δ⊥ as a combination of the Δ_i: ``(K,)`` from G ``(K, K)``; conflicts are removed in the order of clients."""
-    parts = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)  # row i: v_i
-    for j, square in enumerate(gram.diagonal()):
-        inner = parts @ gram[:, j]
-        inner[j] = 0
+    """Δ⊥ as a combination of the Δ_i: ``(..., K)`` from G ``(..., K, K)``; conflicts go in the order of clients."""
+    parts = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand(gram.shape).clone()  # row i: v_i
+    for j in range(gram.shape[-1]):
+        square = gram[..., j, j, None]
+        inner = _product(parts, gram[..., j])
+        inner[..., j] = 0
         conflict = (inner < 0) & (square > 0)
-        parts[:, j] -= torch.where(conflict, inner / square, 0.0)
-    return parts.mean(0)
+        parts[..., j] -= torch.where(conflict, inner / square, 0.0)
+    return parts.mean(-2)
+
+
+def _product(matrix: Tensor, vector: Tensor) -> Tensor:
+    """``(..., K, K)`` times ``(..., K)``."""
+    return (matrix @ vector[..., None])[..., 0]
 
 
 def _length(combination: Tensor, gram: Tensor) -> Tensor:
-    """‖Σ_i c_i Δ_i‖."""
-    return (combination @ gram @ combination).clamp(min=0).sqrt()
+    """‖Σ_i c_i Δ_i‖, ``(..., 1)``."""
+    return (combination * _product(gram, combination)).sum(-1, keepdim=True).clamp(min=0).sqrt()

@@ -77,17 +77,19 @@ class FedIC(FedPAC):
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """The mean body for all; prototypes and rows of the head from its clusters for each."""
         sent = uploads.tensors
-        points, counts = sent["prototypes"].transpose(0, 1), sent["class_counts"].T  # (C, K, d), (C, K)
+        columns = [sent["prototypes"], sent["variance"][..., None], sent["class_counts"][..., None]]
+        table = torch.cat([column.to(torch.float64) for column in columns], -1).transpose(0, 1).cpu()  # one transfer
+        points, variances, counts = table[..., :-2], table[..., -2], table[..., -1]  # (C, K, d), (C, K), (C, K)
         same = self.clusters(points, counts > 0)
-        members = (
-            torch.where((counts > 0)[..., None], same, True) * counts[:, None]
-        )  # without the class: all who have it
-        share = members / members.sum(-1, keepdim=True).clamp(min=1)  # (C, K, K)
-        weights = row_weights(sent["variance"].T, points, same).to(points.dtype)  # (K, K, C)
+        members = torch.where((counts > 0)[..., None], same, True) * counts[:, None]  # without it: all who have it
+        share = members / members.sum(-1, keepdim=True).clamp(min=1)
+        alpha = combination_weights(variances, points, same)
+        both = torch.stack([share, alpha]).permute(0, 2, 3, 1).contiguous()
+        share, weights = both.to(sent["prototypes"])  # (K, K, C) each, in one transfer
         personal = {name: torch.einsum("mkc,kc...->mc...", weights, rows) for name, rows in tagged(sent, HEAD).items()}
-        personal["prototypes"] = torch.einsum("cmk,ckd->mcd", share.to(points.dtype), points)
+        personal["prototypes"] = torch.einsum("mkc,kcd->mcd", share, sent["prototypes"])
         personal["influence_matrix"] = weights
-        shared = {**self.mean_body(uploads), "known": counts.sum(1) > 0}
+        shared = {**self.mean_body(uploads), "known": sent["class_counts"].sum(0) > 0}
         return Download(shared, personal, uploads.clients), state
 
     def clusters(self, points: Tensor, present: Tensor) -> Tensor:
@@ -96,21 +98,3 @@ class FedIC(FedPAC):
         if self.clustering == "finch":
             return first_neighbours(similarity, present)
         return linked_above(similarity, present, self.tau)
-
-
-def row_weights(variances: Tensor, points: Tensor, same: Tensor) -> Tensor:
-    """α of every client m for every client k and class c, ``(K, K, C)`` float64.
-
-    Args:
-        variances: ``(C, K)`` V.
-        points: ``(C, K, d)`` prototypes.
-        same: ``(C, K, K)`` clusters.
-    """
-    classes, clients = variances.shape
-    weights = torch.eye(clients, dtype=torch.float64, device=points.device)[..., None].repeat(1, 1, classes)
-    for c in range(classes):
-        for m in range(clients):
-            who = same[c, m].nonzero()[:, 0]
-            if len(who) > 1 and who[0] == m:  # each cluster once
-                weights[who[:, None], who, c] = combination_weights(variances[c, who], points[c, who])
-    return weights
