@@ -16,6 +16,7 @@ from fedc2i.engine.client import ClientData, LocalClient, Recipe
 from fedc2i.errors import UserError
 from fedc2i.methods import Method
 from fedc2i.methods.base import Probe, Site, Uploads
+from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models import Model, split
 from fedc2i.params import Params, stack
@@ -119,6 +120,26 @@ def test_untrained_rows_are_left_out(problem: Problem) -> None:
     assert_close(report["influence_vector"], by_powers(problem.client_losses(), GAMMA))  # bodies all count
 
 
+@pytest.mark.parametrize("variant", ["class-local", "class-global"])
+def test_first_order_is_of_no_account_without_a_vector(problem: Problem, variant: str) -> None:
+    exact, _ = personalise(problem, variant=variant)
+    start, _ = personalise(problem, variant=variant, influence="first-order")
+    assert all(torch.equal(start[name], tensor) for name, tensor in exact.items())
+
+
+@pytest.mark.parametrize("influence", ["exact", "first-order"])
+def test_gamma_zero_is_fedavg_bit_for_bit(influence: Any, model: Model) -> None:
+    uploads = Uploads(stack([model.init(0, n) for n in range(7)]), tuple(range(7)), torch.ones(7), torch.zeros(7))
+    mean, _ = FedAvg().combine(uploads, {})
+    own = model.init(0, 3)
+    x = torch.randint(256, (5, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    batch = Batch(x, torch.arange(5) % model.classes, torch.ones(5))
+    site = Site(model, torch.ones(model.classes), torch.tensor(3), uploads.tensors)
+    start, _ = FedC2I(gamma=0, influence=influence).personalise(own, batch, site)
+    for name, tensor in mean.shared.items():
+        assert torch.equal(start[name], tensor)
+
+
 def recipe(method: Method, model: Model) -> Recipe:
     return Recipe(method, model, Training(), rounds=3, seed=0)
 
@@ -212,6 +233,7 @@ def test_the_server_relays_every_model_unchanged() -> None:
         ({"variant": "both"}, r"variant must be full \| client \| class-local \| class-global, got 'both'"),
         ({"head": "mine"}, r"head must be client \| own \| uniform"),
         ({"class_features": ""}, r"class_features must be own \| aggregated"),
+        ({"influence": "second-order"}, r"influence must be exact \| first-order, got 'second-order'"),
         ({"influence_samples": 0}, "influence_samples must be a whole number of at least 1, or all, got '0'"),
         ({"influence_samples": 2.5}, "influence_samples .* at least 1, or all"),
         ({"influence_samples": "some"}, "influence_samples .* at least 1, or all"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
@@ -10,13 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.func import vmap
 from torch.testing import assert_close
 
 from fedc2i.influence import (
     class_losses,
+    class_losses_of_heads,
     client_losses,
     equal_share,
     fill_empty,
+    first_order_changes,
+    first_order_losses,
     influence,
     leave_one_out,
     logsumexp_without_each,
@@ -24,7 +30,7 @@ from fedc2i.influence import (
 )
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.models import split
+from fedc2i.models import Model, split
 from fedc2i.params import Params, stack
 from fedc2i.training import Batch
 from oracles import assert_same_model
@@ -376,9 +382,10 @@ def test_a_newcomer_starts_from_the_mean() -> None:
     assert_same_model(start, {name: tensor.mean(0) for name, tensor in stack(problem.models).items()}, rtol=1e-12)
 
 
-def test_one_client_keeps_its_model() -> None:
+@pytest.mark.parametrize("how", ["exact", "first-order"])
+def test_one_client_keeps_its_model(how: Literal["exact", "first-order"]) -> None:
     problem = Problem.draw(1, 5)
-    start, report = personalise(problem)
+    start, report = personalise(problem, FedC2I(influence=how))
     assert report["influence_vector"].tolist() == [1.0]
     assert report["influence_matrix"].tolist() == [[1.0] * 5]
     assert_same_model(start, problem.own, rtol=0, atol=0)
@@ -392,3 +399,232 @@ def test_a_loss_of_nothing_is_not_divided_by() -> None:
     assert report["client_losses"].max() == 0
     assert_close(report["influence_vector"], torch.full((3,), 1 / 3).double())
     assert all(torch.isfinite(tensor).all() for tensor in start.values())
+
+
+# Class-level losses in blocks.
+
+
+def draw_heads(clients: int, classes: int, samples: int = 8, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Own logits, features, weight, bias, labels and sample weights."""
+    generator = torch.Generator().manual_seed(clients * classes)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    y = torch.randint(classes, (samples,), generator=generator)
+    w = torch.ones(samples).to(dtype)
+    return [draw(samples, classes), draw(samples, 6), draw(clients, classes, 6), draw(clients, classes), y, w]
+
+
+@pytest.mark.parametrize("rows", [False, True], ids=["models", "rows"])
+@pytest.mark.parametrize("bias", [False, True], ids=["no-bias", "bias"])
+def test_class_losses_of_heads_are_those_of_their_logits(bias: bool, rows: bool) -> None:
+    own, h, weight, biases, y, w = draw_heads(7, 5)
+    valid = torch.ones(7, 5, dtype=torch.bool) if rows else torch.ones(7, dtype=torch.bool)
+    valid[2] = False
+    if rows:
+        valid[4, 1] = valid[5, 1] = False
+    keep = valid.reshape(7, -1).expand(7, 5)
+    weight, biases = torch.where(keep[:, :, None], weight, 0.0), torch.where(keep, biases, 0.0)
+    logits = torch.einsum("bd,kcd->kbc", h, weight) + (biases[:, None] if bias else 0)
+    got = class_losses_of_heads(own, h, weight, biases if bias else None, y, w, valid)
+    want = class_losses(own, logits, y, w, valid)
+    assert_close(got[keep], want[keep], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("at_once", [1, 3 * 8 * 10, 2**22])
+def test_blocks_do_not_change_class_losses(at_once: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, h, weight, bias, y, w = draw_heads(11, 10, dtype=dtype)
+    valid = torch.ones(11, dtype=torch.bool)
+    logits = torch.einsum("bd,kcd->kbc", h, weight)
+    want = class_losses(own, logits, y, w, valid), class_losses_of_heads(own, h, weight, bias, y, w, valid)
+    seen: list[int] = []
+
+    def softplus(margins: Tensor) -> Tensor:
+        seen.append(margins.numel())
+        return original(margins)
+
+    original = torch.nn.functional.softplus
+    monkeypatch.setattr(torch.nn.functional, "softplus", softplus)
+    monkeypatch.setattr(sys.modules["fedc2i.influence"], "AT_ONCE", at_once)
+    got = class_losses(own, logits, y, w, valid), class_losses_of_heads(own, h, weight, bias, y, w, valid)
+    assert max(seen) <= max(at_once, own.numel())
+    assert sum(seen) == 2 * 11 * own.numel()
+    tight = 1e-6 if dtype == torch.float32 else 1e-14  # the rounding of a matrix product may depend on its shape
+    assert_close(got, want, rtol=tight, atol=0)
+
+
+# First-order influence.
+
+
+def bodies_of(*rows: list[float]) -> Params:
+    return {"a": torch.tensor(rows, dtype=torch.float64)}
+
+
+def test_first_order_changes_of_a_linear_loss_are_exact() -> None:
+    bodies = {**bodies_of([1.0, 0.0], [2.0, 2.0], [6.0, 4.0]), "b": torch.tensor([[[3.0]], [[0.0]], [[0.0]]]).double()}
+
+    def loss(body: Params) -> Tensor:
+        return 10 + body["a"][0] + 2 * body["a"][1] + 3 * body["b"].sum()
+
+    at_mean, changes = first_order_changes(loss, bodies, EVERYONE, bodies)
+    assert float(at_mean) == pytest.approx(10 + 3 + 2 * 2 + 3)
+    assert_close(changes, torch.tensor([10 + 4 + 6 + 0, 10 + 3.5 + 4 + 4.5, 10 + 1.5 + 2 + 4.5]).double() - 20)
+    assert_close(at_mean + changes, client_losses(loss, bodies, EVERYONE))
+    # A loss that grows is exact; one that falls is bent so that it stays above zero: 20 + 2, 20·exp(-2/20).
+    assert first_order_losses(loss, bodies, EVERYONE, bodies).tolist() == pytest.approx([20, 22, 20 * math.exp(-0.1)])
+
+
+def curved(body: Params) -> Tensor:
+    a = body["a"]
+    return (a[0] - 0.3 * a[1]).exp() + (a * a).sum() + torch.log1p(a[2].exp())
+
+
+def draw_bodies(clients: int, spread: float = 1.0) -> Params:
+    generator = torch.Generator().manual_seed(clients)
+    offsets = torch.randn(clients, 3, generator=generator, dtype=torch.float64)
+    return {"a": torch.tensor([0.4, -0.2, 0.7]).double() + spread * (offsets - offsets.mean(0))}
+
+
+def first_order_error(bodies: Params) -> float:
+    valid = torch.ones(len(bodies["a"]), dtype=torch.bool)
+    error = first_order_losses(curved, bodies, valid, bodies) - client_losses(curved, bodies, valid)
+    return float(error.abs().max())
+
+
+@pytest.mark.parametrize("clients", [2, 5, 20])
+def test_the_first_order_error_falls_with_the_square_of_the_deviations(clients: int) -> None:
+    coarse, fine = (first_order_error(draw_bodies(clients, spread)) for spread in (0.02, 0.01))
+    assert coarse / fine == pytest.approx(4, rel=0.1)
+
+
+def test_the_first_order_error_falls_with_the_square_of_the_number_of_models() -> None:
+    """Every body twice: the same mean and deviations, K − 1 from 9 to 19."""
+    few = draw_bodies(10, 0.1)
+    many = {"a": torch.cat([few["a"], few["a"]])}
+    assert first_order_error(few) / first_order_error(many) == pytest.approx((19 / 9) ** 2, rel=0.05)
+
+
+def test_first_order_influence_keeps_the_order_of_the_exact_one() -> None:
+    bodies, valid = draw_bodies(20, 0.3), torch.ones(20, dtype=torch.bool)
+    exact, got = client_losses(curved, bodies, valid), first_order_losses(curved, bodies, valid, bodies)
+    ranks = torch.stack([exact.argsort().argsort(), got.argsort().argsort()]).double()
+    assert float(torch.corrcoef(ranks)[0, 1]) > 0.98
+    distance = (influence(exact, 5.0, valid) - influence(got, 5.0, valid)).abs().sum() / 2
+    assert distance < 0.05 * (influence(exact, 5.0, valid) - 1 / 20).abs().sum() / 2
+
+
+def test_first_order_losses_stay_positive_and_finite() -> None:
+    bodies = bodies_of([0.0], [1.0], [500.0])
+    got = first_order_losses(
+        lambda body: 1e-3 + torch.nn.functional.softplus(body["a"].sum()), bodies, EVERYONE, bodies
+    )
+    assert torch.isfinite(got).all()
+    assert (got >= 0).all()
+    assert got[2] < got[1] < got[0]
+    nothing = first_order_losses(lambda body: 0 * body["a"].sum(), bodies, EVERYONE, bodies)
+    assert nothing.tolist() == [0, 0, 0]
+
+
+def test_first_order_losses_leave_invalid_models_out() -> None:
+    bodies = draw_bodies(4)
+    with_zero = {"a": torch.cat([bodies["a"], torch.zeros(1, 3).double()])}
+    valid = torch.tensor([True] * 4 + [False])
+    got = first_order_losses(curved, with_zero, valid, with_zero)[:4]
+    assert_close(got, first_order_losses(curved, bodies, valid[:4], bodies))
+
+
+def test_first_order_losses_of_one_model_and_of_none() -> None:
+    one = draw_bodies(1)
+    alone = first_order_losses(curved, one, torch.ones(1, dtype=torch.bool), one)
+    assert_close(alone, curved({"a": one["a"][0]})[None])
+    none = {"a": torch.zeros(2, 3).double()}
+    assert torch.isfinite(first_order_losses(curved, none, torch.zeros(2, dtype=torch.bool), none)).all()
+
+
+def test_names_that_do_not_count_stay_at_their_mean() -> None:
+    bodies = {**draw_bodies(3), "statistics": torch.tensor([1.0, 2.0, 6.0]).double()}
+
+    def loss(body: Params) -> Tensor:
+        return curved(body) + body["statistics"]
+
+    want = first_order_losses(lambda body: curved(body) + 3, {"a": bodies["a"]}, EVERYONE, ["a"])
+    assert_close(first_order_losses(loss, bodies, EVERYONE, ["a"]), want)
+    frozen = first_order_losses(loss, bodies, EVERYONE, [])
+    assert_close(frozen, loss({name: tensor.mean(0) for name, tensor in bodies.items()}).expand(3))
+
+
+@pytest.mark.parametrize("clients", [2, 5])
+def test_first_order_personalisation_of_all_sizes(clients: int) -> None:
+    problem = Problem.draw(clients, 5, spread=0.1)
+    start, report = personalise(problem, FedC2I(influence="first-order"))
+    weights = report["influence_vector"]
+    assert float(weights.sum()) == pytest.approx(1)
+    assert_close(weights, by_powers(problem.client_losses(), 5.0), rtol=0.02, atol=0)
+    assert_same_model({n: start[n] for n in ("0.weight", "0.bias")}, problem.mixed_body(weights), rtol=1e-9)
+
+
+def test_first_order_leaves_the_class_level_alone() -> None:
+    problem = Problem.draw(5, 6)
+    (start, exact), (other, first_order) = (
+        personalise(problem, FedC2I(influence=how)) for how in ("exact", "first-order")
+    )
+    assert torch.equal(exact["influence_matrix"], first_order["influence_matrix"])
+    assert all(torch.equal(start[name], other[name]) for name in problem.head)
+    assert not torch.equal(exact["influence_vector"], first_order["influence_vector"])
+
+
+def test_first_order_with_a_broken_peer_is_as_without_it() -> None:
+    problem = Problem.draw(4, 5)
+    _, want = personalise(problem, FedC2I(influence="first-order"))
+    problem.models.append(poisoned(problem.models[0]))
+    _, got = personalise(problem, FedC2I(influence="first-order"))
+    assert_close(got["influence_vector"], torch.cat([want["influence_vector"], torch.zeros(1).double()]))
+
+
+def test_first_order_keeps_the_own_body_where_the_mean_cannot_be_measured() -> None:
+    problem = Problem.draw(4, 5, position=1)
+    problem.build = lambda: torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5))
+    problem.models[3] = {name: 3e38 * tensor / tensor.abs().max() for name, tensor in problem.models[3].items()}
+    start, report = personalise(problem, FedC2I(influence="first-order"), dtype=torch.float32)
+    assert not torch.isfinite(report["client_losses"]).any()
+    assert report["influence_vector"].tolist() == [0, 1, 0, 0]
+    assert_close(start["0.weight"].double(), problem.own["0.weight"])
+
+
+# Lifted over clients, and over seeds around them.
+
+
+@pytest.mark.parametrize("how", ["exact", "first-order"])
+@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batch-norm"])
+def test_lifted_over_seeds_and_clients_is_one_after_the_other(
+    how: Literal["exact", "first-order"], batch_norm: bool, make_model: Callable[..., Model]
+) -> None:
+    """Two seeds of four clients; each seed has its own stack of models, which its clients share."""
+    model, method = make_model(batch_norm=batch_norm), FedC2I(influence=how)
+    seeds = [stack([model.init(seed, number) for number in range(4)]) for seed in range(2)]
+    own = stack(seeds)
+    received = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (2, 4, 6, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    y = torch.randint(model.classes, (2, 4, 6), generator=generator)
+    w = (torch.arange(6) < torch.tensor([6, 4, 5, 6])[:, None]).float().expand(2, 4, 6)
+    counts, position = torch.ones(model.classes), torch.arange(4).expand(2, 4)
+
+    def one(own: Params, batch: Batch, position: Tensor, received: Params) -> tuple[Params, dict[str, Tensor]]:
+        start, report = method.personalise(own, batch, Site(model, counts, position, received))
+        return start, dict(report)
+
+    with torch.no_grad():
+        clients = vmap(one, in_dims=(0, 0, 0, None))
+        starts, reports = vmap(clients)(own, Batch(x, y, w), position, received)
+        for s in range(2):
+            for m in range(4):
+                mine = {name: tensor[s, m] for name, tensor in own.items()}
+                stacked = {name: tensor[s] for name, tensor in received.items()}
+                start, report = one(mine, Batch(x[s, m], y[s, m], w[s, m]), position[s, m], stacked)
+                assert_close(report["influence_vector"], reports["influence_vector"][s, m], rtol=1e-4, atol=1e-6)
+                assert_close(report["influence_matrix"], reports["influence_matrix"][s, m], rtol=1e-4, atol=1e-6)
+                assert_same_model(start, {name: tensor[s, m] for name, tensor in starts.items()}, rtol=1e-4, atol=1e-5)
+    assert reports["influence_vector"].std() > 1e-4

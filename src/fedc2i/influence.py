@@ -13,16 +13,18 @@ Nothing here branches on the values of a tensor, so every function can be lifted
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value
 from torch.nn import functional as F  # noqa: N812  (the name torch's own documentation uses)
 
 from fedc2i.params import Params, Stacked, uniform
 
 SMALLEST_LOSS = 1e-12
+AT_ONCE = 2**18  # class-level margins in a block: it fits a cache, and on a GPU many clients' blocks fit its memory
 
 
 def sharp_cross_entropy(logits: Tensor, y: Tensor, w: Tensor) -> Tensor:
@@ -70,6 +72,54 @@ def client_losses(loss: Callable[[Params], Tensor], bodies: Stacked, valid: Tens
     return torch.stack(losses)
 
 
+def first_order_losses(
+    loss: Callable[[Params], Tensor], bodies: Stacked, valid: Tensor, differentiable: Iterable[str]
+) -> Tensor:
+    """`client_losses` to first order in the distance of θ^{-i} from θ̄, the mean of all valid bodies.
+
+    With l the loss at θ̄ and δ_i the change that `first_order_changes` gives, l_{-i} ≈ l + δ_i where the loss grows and
+    l·exp(δ_i/l) where it falls: equal to first order, and positive however far a body is from the mean. Over real runs
+    the influence is on average as near to the exact one as by either form for all i, or nearer
+    (``python -m benchmarks.first_order``).
+
+    Arguments are those of `first_order_changes`.
+
+    Returns:
+        ``(K,)`` losses; entries of models that are not valid mean nothing. None is finite if the loss at θ̄ is not.
+    """
+    at_mean, changes = first_order_changes(loss, bodies, valid, differentiable)
+    falls = (changes.clamp(max=0) / at_mean.clamp(min=SMALLEST_LOSS)).exp()
+    return at_mean * falls + changes.clamp(min=0)
+
+
+def first_order_changes(
+    loss: Callable[[Params], Tensor], bodies: Stacked, valid: Tensor, differentiable: Iterable[str]
+) -> tuple[Tensor, Tensor]:
+    """The loss at the mean θ̄ of K bodies, and how it changes to first order when one of them is left out.
+
+    θ^{-i} = θ̄ + (θ̄ − θ_i)/(K − 1), so one gradient serves all: δ_i = ⟨∇l(θ̄), θ̄ − θ_i⟩/(K − 1).
+
+    Args:
+        loss: as in `client_losses`, and differentiable.
+        bodies: as in `client_losses`.
+        valid: as in `client_losses`.
+        differentiable: the names that count. The others stay at their mean, and what leaving model i out does to them
+            is neglected: torch has no derivative with respect to BatchNorm's running statistics.
+
+    Returns:
+        The loss, a number, and the changes ``(K,)``, which sum to zero over the valid models.
+    """
+    count = valid.sum()
+    mean = {name: tensor.sum(0) / count.clamp(min=1).to(tensor.dtype) for name, tensor in bodies.items()}
+    free = {name: mean[name] for name in differentiable}
+    gradient, at_mean = grad_and_value(lambda some: loss({**mean, **some}))(free)
+    products = torch.zeros_like(valid, dtype=at_mean.dtype)  # ⟨∇l(θ̄), θ_i⟩
+    for name in free:
+        # As the weight of a linear layer the stack is never copied, not even for the lifted gradients of many clients.
+        products = products + F.linear(gradient[name].flatten(), bodies[name].flatten(1))
+    return at_mean, (products.sum() / count.clamp(min=1) - products) / (count - 1).clamp(min=1)
+
+
 def class_losses(own: Tensor, peers: Tensor, y: Tensor, w: Tensor, valid: Tensor) -> Tensor:
     """l_{-i,-c}: the loss when row c of the client's classifier is the mean of all rows c but client i's.
 
@@ -89,21 +139,61 @@ def class_losses(own: Tensor, peers: Tensor, y: Tensor, w: Tensor, valid: Tensor
     Returns:
         ``(K, C)`` losses; entries that are not valid mean nothing.
     """
-    valid = valid.reshape(valid.shape[0], 1, -1)  # (K, 1, 1 or C)
-    peers = torch.where(valid, peers, 0.0)
-    others = (valid.sum(0) - 1).clamp(min=1).to(own.dtype)  # (1, 1 or C)
-    target = own.gather(1, y[:, None])  # (B, 1)
+    valid = valid.reshape(valid.shape[0], -1)  # (K, 1 or C)
+    peers = torch.where(valid[:, None], peers, 0.0)
+    return _class_losses(own, peers.sum(0), lambda some: peers[some].transpose(0, 1), y, w, valid)
+
+
+def class_losses_of_heads(
+    own: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, w: Tensor, valid: Tensor
+) -> Tensor:
+    """`class_losses` of K linear heads on one set of features; their logits are never in memory all at once.
+
+    Args:
+        own: ``(B, C)`` logits of the client's own classifier.
+        features: ``(B, d)`` what the heads see.
+        weight: ``(K, C, d)``; rows that are not valid must be zero.
+        bias: ``(K, C)``, if the heads have one; entries that are not valid must be zero.
+        y: ``(B,)`` labels.
+        w: ``(B,)`` sample weights.
+        valid: ``(K,)`` booleans, the models that take part, or ``(K, C)``, the rows that do.
+    """
+
+    def logits(some: slice) -> Tensor:
+        rows, start = weight[some].flatten(0, 1), None if bias is None else bias[some].flatten()
+        return F.linear(features, rows, start).reshape(len(features), -1, weight.shape[1])
+
+    total = F.linear(features, weight.sum(0), None if bias is None else bias.sum(0))
+    return _class_losses(own, total, logits, y, w, valid.reshape(valid.shape[0], -1))
+
+
+def _class_losses(
+    own: Tensor, total: Tensor, peers: Callable[[slice], Tensor], y: Tensor, w: Tensor, valid: Tensor
+) -> Tensor:
+    """`class_losses` from the sum of the peers' logits ``(B, C)`` and, for some models, their logits ``(B, k, C)``.
+
+    Both cases of the formula are softplus, of margin m = z^{-i} − r:  r + softplus(m), and softplus(−m) where y_b = c.
+    """
+    w = w.to(own.dtype)
+    others = (valid.sum(0) - 1).clamp(min=1).to(own.dtype)  # (1 or C,)
+    label = _is_label(y, own.shape[1])
+    sign = 1 - 2 * label.to(own.dtype)  # (B, C)
     # Measured from the target's logit, small losses are sums of small terms and keep their relative precision.
-    swapped = (peers.sum(0) - peers) / others - target  # (K, B, C)
+    target = own.gather(1, y[:, None])  # (B, 1)
     rest = logsumexp_without_each(own - target)  # (B, C)
-    label_row = F.softplus(rest - swapped)  # row y_b itself is replaced
-    other_row = torch.logaddexp(rest, swapped)
-    losses = torch.where(_is_label(y, own.shape[1]), label_row, other_row)  # (K, B, C)
-    return (losses * w[:, None]).sum(1) / w.sum().clamp(min=1)
+    start = sign * (total / others - target - rest)
+    slope = -sign / others
+    fixed = w @ torch.where(label, 0.0, rest)  # (C,)
+    size = max(1, AT_ONCE // max(1, own.numel()))
+    sums = []
+    for low in range(0, valid.shape[0], size):
+        margins = torch.addcmul(start[:, None], slope[:, None], peers(slice(low, low + size)))  # (B, k, C)
+        sums.append((w @ F.softplus(margins).flatten(1)).reshape(-1, own.shape[1]))  # (k, C)
+    return (torch.cat(sums) + fixed) / w.sum().clamp(min=1)
 
 
 def _is_label(y: Tensor, classes: int) -> Tensor:
-    return F.one_hot(y, classes).to(torch.bool)  # (B, C)
+    return y[:, None] == torch.arange(classes, device=y.device)  # (B, C); one_hot cannot be lifted inside a gradient
 
 
 def logsumexp_without_each(logits: Tensor) -> Tensor:

@@ -21,14 +21,16 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.influence import (
-    class_losses,
+    class_losses_of_heads,
     client_losses,
     equal_share,
     fill_empty,
+    first_order_losses,
     influence,
     sharp_cross_entropy,
 )
 from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
+from fedc2i.models import scale
 from fedc2i.options import check_at_least, check_choice, check_whole, option
 from fedc2i.params import Params, Stacked, finite, mix, mix_tensor, select, zero_where_not
 from fedc2i.training import Batch
@@ -54,6 +56,9 @@ class FedC2I(Method):
     class_features: Literal["own", "aggregated"] = option(
         "own", "features under the class-level losses: of the client's own body, or of its new one"
     )
+    influence: Literal["exact", "first-order"] = option(
+        "exact", "client-level losses: one forward pass for each model, or one gradient for all (for many clients)"
+    )
     influence_samples: int | Literal["all"] = option(32, "samples that influence is measured on")
     influence_split: Literal["train", "validation"] = option("train", "where these samples come from")
     missing: Literal["formula", "uniform", "own"] = option(
@@ -69,8 +74,8 @@ class FedC2I(Method):
     )
 
     def __post_init__(self) -> None:
-        check_choice(self, "variant", "head", "class_features", "influence_split", "missing", "untrained_rows")
-        check_choice(self, "not_finite")
+        check_choice(self, "variant", "head", "class_features", "influence", "influence_split", "missing")
+        check_choice(self, "untrained_rows", "not_finite")
         check_at_least(self, 0, "gamma")
         if self.gamma_class is not None:
             check_at_least(self, 0, "gamma_class")
@@ -100,20 +105,30 @@ class FedC2I(Method):
         valid = finite(peers)  # one model with a nan would spoil every mean it is part of
         peers = zero_where_not(valid, peers)
         bodies, heads = select(peers, model.body_names), select(peers, model.head_names)
+        batch = batch._replace(x=scale(batch.x, own[model.head_names[0]].dtype))  # once, not for every forward pass
+        measures = _can_measure(own, site)
         report: dict[str, Tensor] = {"left_out": ~valid}
 
-        body_weights = self._body_weights(own, bodies, valid, batch, site, report)
+        body_weights = self._body_weights(own, bodies, valid, measures, batch, site, report)
         start = {**own, **mix(body_weights, bodies)} if self.variant != "class-local" else own
         body = own if self.class_features == "own" else start
-        head_weights = self._head_weights(own, body, heads, body_weights, valid, batch, site, report)
+        head_weights = self._head_weights(own, body, heads, body_weights, valid, measures, batch, site, report)
         start = {**start, **{name: mix_tensor(head_weights, rows) for name, rows in heads.items()}}
 
         plain = {**own, **mix(equal_share(valid, head_weights), peers)}
-        start = {name: torch.where(_can_measure(own, site), tensor, plain[name]) for name, tensor in start.items()}
-        return {name: torch.where(valid.any(), tensor, own[name]) for name, tensor in start.items()}, report
+        start = {name: torch.where(measures, tensor, plain[name]) for name, tensor in start.items()}
+        some = valid.any()
+        return {name: torch.where(some, tensor, own[name]) for name, tensor in start.items()}, report
 
     def _body_weights(
-        self, own: Params, bodies: Stacked, valid: Tensor, batch: Batch, site: Site, report: dict[str, Tensor]
+        self,
+        own: Params,
+        bodies: Stacked,
+        valid: Tensor,
+        measures: Tensor,
+        batch: Batch,
+        site: Site,
+        report: dict[str, Tensor],
     ) -> Tensor:
         """λ ``(K,)``, or equal weights in the variants that do not measure it."""
         everyone = equal_share(valid, batch.w)
@@ -123,10 +138,13 @@ class FedC2I(Method):
         def loss(body: Params) -> Tensor:
             return sharp_cross_entropy(site.logits({**own, **body}, batch.x), batch.y, batch.w)
 
-        losses = client_losses(loss, bodies, valid)
+        if self.influence == "exact":
+            losses = client_losses(loss, bodies, valid)
+        else:
+            losses = first_order_losses(loss, bodies, valid, select(bodies, site.model.trainable))
         weights = influence(losses, self.gamma, valid, self.not_finite)
         weights = fill_empty(weights, _own_or(everyone, valid, site))
-        weights = torch.where(_can_measure(own, site), weights, everyone)
+        weights = torch.where(measures, weights, everyone)
         report.update(client_losses=losses, influence_vector=weights)
         return weights
 
@@ -137,6 +155,7 @@ class FedC2I(Method):
         heads: Stacked,
         body_weights: Tensor,
         valid: Tensor,
+        measures: Tensor,
         batch: Batch,
         site: Site,
         report: dict[str, Tensor],
@@ -148,19 +167,19 @@ class FedC2I(Method):
             return {"client": body_weights, "own": keep, "uniform": everyone}[self.head]
         features = site.features({**own, **body}, batch.x)
         weight, bias = site.model.split_head(heads)  # (K, C, d), (K, C)
-        logits = torch.einsum("bd,kcd->kbc", features, weight)
-        if bias is not None:
-            logits = logits + bias[:, None]
         usable = valid[:, None].expand(-1, weight.shape[1])
         if self.untrained_rows == "exclude":
             usable = usable & (site.received["class_counts"] > 0)
-        losses = class_losses(site.model.head(own, features), logits, batch.y, batch.w, usable)
+            weight = torch.where(usable[:, :, None], weight, 0.0)
+            bias = None if bias is None else torch.where(usable, bias, 0.0)
+        logits = site.model.head(own, features)
+        losses = class_losses_of_heads(logits, features, weight, bias, batch.y, batch.w, usable)
         gamma = self.gamma if self.gamma_class is None else self.gamma_class
         weights = fill_empty(influence(losses, gamma, usable, self.not_finite), keep)
         if self.missing != "formula":
             instead = {"uniform": everyone, "own": keep}[self.missing]
             weights = torch.where(site.counts > 0, weights, instead[:, None])
-        weights = torch.where(_can_measure(own, site), weights, everyone[:, None])
+        weights = torch.where(measures, weights, everyone[:, None])
         report.update(class_losses=losses, influence_matrix=weights)
         return weights
 
