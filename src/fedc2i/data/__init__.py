@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 
 from fedc2i.data.arrays import from_arrays
@@ -51,7 +52,9 @@ def load(
         if "\0" in path:
             raise UserError(f"data '{name}': a path cannot hold a null character")
         try:
-            Path(path).expanduser()
+            os.fsencode(Path(path).expanduser())
+        except UnicodeEncodeError:
+            raise UserError(f"data '{name}': {path!a} is no name that a file can have here") from None
         except RuntimeError:
             raise UserError(f"data '{name}': '{path}' names a user that this machine does not know") from None
     source = importlib.import_module(f"fedc2i.data.{name}")
