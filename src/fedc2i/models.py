@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i import seeding
 from fedc2i.errors import UserError
+from fedc2i.layers import max_pool
 from fedc2i.params import Params
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
@@ -32,6 +33,7 @@ class Model:
         norm_names: the body's names that belong to normalisation layers.
         has_statistics: whether BatchNorm layers take statistics of a batch in training.
         evaluates_in_batches: whether some do so at evaluation, too.
+        has_dropout: whether its layers draw random numbers in training.
     """
 
     def __init__(self, build: Callable[[], nn.Module], head: str, name: str = "custom") -> None:
@@ -52,6 +54,7 @@ class Model:
         batch_norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
         self.has_statistics = bool(batch_norms)
         self.evaluates_in_batches = any(not layer.track_running_stats for layer in batch_norms)
+        self.has_dropout = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
         self._module = module
         self._body = copy.deepcopy(module)
         parent, _, leaf = head.rpartition(".")
@@ -186,8 +189,8 @@ class LeNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scaled images ``(B, 3, H, W)`` to logits ``(B, C)``."""
-        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 2)
-        x = F.max_pool2d(F.relu(self.bn2(self.conv2(x))), 2)
+        x = F.relu(max_pool(self.bn1(self.conv1(x))))  # the same as pooling after ReLU, on a quarter of the data
+        x = F.relu(max_pool(self.bn2(self.conv2(x))))
         x = F.relu(self.fc1(x.flatten(1)))
         return self.fc3(F.relu(self.fc2(x)))  # type: ignore[no-any-return]
 
