@@ -57,7 +57,7 @@ def test_run_with_json_keeps_stdout_for_one_object(data: str) -> None:
         "arrays:data: 3 clients, 4 classes, images 16x16; train/validation/test: a 12/0/8, b 20/"
     )
     assert lines[1] == "Writing to out"
-    assert [line.split(":")[0] for line in lines[2:]] == ["[1/2] FedC²I, seed 0", "[2/2] FedC²I, seed 1"]
+    assert [line.split(":")[0] for line in lines[2:]] == ["[1/1] FedC²I, seeds 0, 1"]
     assert all(" 1 round in " in line and "received " in line and "trained " in line for line in lines[2:])
     assert "\x1b" not in done.stdout + done.stderr
 

@@ -228,7 +228,7 @@ BAD = [
     ("clients_per_round", "nan%", "clients_per_round must be"),
     ("clients_per_round", "many", "clients_per_round must be"),
     ("clients_per_round", "9" * 400, "clients_per_round must be"),
-    ("evaluate_every", 0, "evaluate_every must be"),
+    ("evaluate_every", -1, "evaluate_every must be"),
     ("patience", -1, "patience must be"),
     ("patience", 1, "no client of 'toy' has validation data"),
     ("init", "same", r"'init' must be common \| independent"),

@@ -228,8 +228,11 @@ def test_model_that_does_not_fit_the_data(make_federation: Callable[..., Federat
 
 
 def test_executor_that_cannot_run_the_model_is_refused_before_the_run(federation: Federation) -> None:
-    with pytest.raises(UserError, match="executor=stacked: model 'lenet5-bn' keeps batch statistics"):
-        plan("local", federation, "lenet5-bn", executor="stacked")
+    def untracked() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(768, track_running_stats=False), nn.Linear(768, 4))
+
+    with pytest.raises(UserError, match="executor=stacked: model 'odd' takes batch statistics at evaluation"):
+        plan("local", federation, split(untracked, head="2", name="odd"), executor="stacked")
 
 
 # Files of one's own.

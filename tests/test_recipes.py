@@ -184,7 +184,7 @@ def test_everything_is_written_and_named_on_stdout(finished: tuple[Path, Answer]
     assert {path.name for path in out.iterdir()} == {TRIAL, "runs"}
     assert {path.name for path in (out / TRIAL).iterdir()} == EVERYTHING
     assert f"Writing to {out / TRIAL}; 20 runs to go" in answer.err
-    assert "[20/20] " in answer.err
+    assert "[10/10] " in answer.err
 
 
 def test_runs_are_those_needed_each_once(finished: tuple[Path, Answer]) -> None:
@@ -277,8 +277,8 @@ def test_some_of_the_seeds_are_there_already(
 class Interrupting(ProgressView):
     """Ctrl-c at the beginning of the second run."""
 
-    def begin(self, result: Result, seed: int) -> None:
-        super().begin(result, seed)
+    def begin(self, result: Result) -> None:
+        super().begin(result)
         if self._started == 2:
             raise KeyboardInterrupt
 

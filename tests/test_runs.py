@@ -269,7 +269,6 @@ def test_no_permission_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         {"lr": 0},
         {"influence_split": "validation"},
         {"patience": 1},
-        {"executor": "stacked", "model": "lenet5-bn"},
         {"clients_per_round": "0%"},
         {"model": "other"},
         {"threads": 10**9},

@@ -38,8 +38,8 @@ class Watch:
         self.rounds: list[Round] = []
         self._stop_at = stop_at
 
-    def begin(self, result: Result, seed: int) -> None:
-        self.seeds.append(seed)
+    def begin(self, result: Result) -> None:
+        self.seeds += result.config.seeds
 
     def client(self, done: int, of: int) -> None:
         pass

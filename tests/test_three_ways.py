@@ -92,7 +92,7 @@ def through_flower(method: Method, model: Model, federation: Federation, route: 
 
 def in_process(method: Method, model: Model, federation: Federation, executor: str) -> Outcome:
     settings = Settings(ROUNDS, executor=executor, training=TRAINING, threads=torch.get_num_threads())
-    return federate(method, model, federation, settings, SEED)
+    return federate(method, model, federation, settings, [SEED])[SEED]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=["fedavg", "fedavg-samples", "fedc2i", "fedc2i-counts"])

@@ -13,12 +13,13 @@ from torch.nn import functional as F  # noqa: N812
 from fedc2i import seeding
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.executor import Turn
 from fedc2i.engine.stacked import Stacked as StackedExecutor
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Download, Method, Phase
 from fedc2i.models import Model, scale
 from fedc2i.params import Params, row, stack
-from fedc2i.training import Batch, Training, draw_epochs, pad, train, train_stacked
+from fedc2i.training import Batch, Training, draw_epochs, pad, train
 from oracles import assert_same_model
 from oracles.training import local_run
 
@@ -129,57 +130,7 @@ def test_draw_epochs_shuffles_every_epoch_anew_without_repeats() -> None:
     assert [torch.cat(epoch).tolist() for epoch in again] == orders
 
 
-# train_stacked
-
-
-@pytest.mark.parametrize(
-    "training",
-    [
-        Training(batch_size=5, lr=0.01),
-        Training(batch_size=5, lr=0.01, weight_decay=0.1),
-        Training(batch_size=5, optimizer="sgd", lr=0.05, momentum=0.9),
-        Training(batch_size=5, drop_last=True),
-    ],
-    ids=["adam", "adam-decay", "sgd-momentum", "drop-last"],
-)
-def test_train_stacked_equals_train_for_unequal_sizes(federation: Federation, model: Model, training: Training) -> None:
-    sets = [own.train for own in placed(federation)]
-    starts = [double(model.init(0, n)) for n in range(3)]
-    batches = [batches_of(len(own.y), training, n) for n, own in enumerate(sets)]
-    assert len({len(own) for own in batches}) == 3  # they stop at different steps
-    loss, names = cross_entropy(model), sorted(model.trainable)
-    got = train_stacked(loss, stack(starts), names, pad(sets), batches, training, {}, {})
-    for k in range(3):
-        want = train(loss, starts[k], names, sets[k], batches[k], training)
-        assert_same_model(row(got, k), want, rtol=1e-8)
-
-
-def test_batch_norm_statistics_of_stacked_clients(
-    make_federation: Callable[..., Federation], make_model: Callable[..., Model]
-) -> None:
-    sets = [own.train for own in placed(make_federation(sizes=(10, 10, 10)))]
-    model, training = make_model(batch_norm=True), Training(batch_size=4)
-    starts = [double(model.init(0, n)) for n in range(3)]
-    batches = [batches_of(10, training, n) for n in range(3)]
-    loss, names = cross_entropy(model), sorted(model.trainable)
-    got = train_stacked(loss, stack(starts), names, pad(sets), batches, training, {}, {})
-    for k in range(3):
-        want = train(loss, starts[k], names, sets[k], batches[k], training)
-        assert_same_model(row(got, k), want, rtol=1e-8)
-        assert want["norm.num_batches_tracked"] == 6
-    assert (stack(starts)["norm.num_batches_tracked"] == 0).all()
-
-
-def test_no_steps_at_all_change_nothing(federation: Federation, model: Model) -> None:
-    sets = [own.train for own in placed(federation)]
-    starts = stack([model.init(0, n) for n in range(3)])
-    got = train_stacked(
-        cross_entropy(model), starts, ["head.bias"], pad(sets), [[], [], []], Training(), context={}, context_dims={}
-    )
-    assert_same_model(got, starts, rtol=0, atol=0)
-    assert_same_model(
-        train(cross_entropy(model), row(starts, 0), ["head.bias"], sets[0], [], Training()), row(starts, 0), 0, 0
-    )
+# pad
 
 
 def test_pad() -> None:
@@ -209,7 +160,8 @@ def run_phases(how: str, plan: tuple[Phase, ...], model: Model, federation: Fede
     start = model.init(0)
     if how == "looped":
         return start, LocalClient(recipe, data[0]).train(start, {}, -1, 1)
-    return start, row(StackedExecutor(recipe, data).train([0, 1], stack([start, start]), Download(), 1), 0)
+    turn = Turn(recipe, (0, 1), stack([start, start]), Download(), 1)
+    return start, row(StackedExecutor(data).train([turn], evaluate=False)[0].params, 0)
 
 
 BODY = {"hidden.weight", "norm.weight", "norm.bias"}

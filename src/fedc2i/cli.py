@@ -162,7 +162,7 @@ def _watching(plans: list[Plan], folder: Path) -> ProgressView:
     console = Console(stderr=True)
     for line in (*plans[0].federation.describe(), f"Writing to {folder}"):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    return ProgressView(console, sum(len(plan.config.seeds) for plan in plans))
+    return ProgressView(console, len(plans))
 
 
 def _report(found: list[results.Result], folder: Path, json: bool) -> None:

@@ -44,7 +44,7 @@ def paper(
     console = Console(stderr=True)
     folder = out if rounds is None else out / f"trial-{rounds}-rounds"  # a trial must not replace real tables
     console.print(f"Writing to {folder}; {work.runs_left()} runs to go", highlight=False, markup=False, soft_wrap=True)
-    with ProgressView(console, work.runs_left()) as view:
+    with ProgressView(console, work.plans_left()) as view:
         files = work.make(folder, view)
     if json:
         print(to_json({"folder": str(folder), "files": files}), end="")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,25 +13,33 @@ from fedc2i.params import Params
 from fedc2i.training import Batch
 
 AT_ONCE = 500  # images in one forward pass: larger batches leave the CPU's caches and are slower
+AT_ONCE_ON_GPU = 2000
 
 
-def evaluate(predict: Callable[[Tensor], Mapping[str, Tensor]], data: Batch) -> dict[str, float]:
-    """Accuracy (in percent) and mean cross entropy over all of ``data``.
+def at_once(device: torch.device) -> int:
+    """How many images are scored in one forward pass."""
+    return AT_ONCE if device.type == "cpu" else AT_ONCE_ON_GPU
+
+
+def score(predict: Callable[[Tensor], Mapping[str, Tensor]], piece: Batch) -> dict[str, Tensor]:
+    """Sums over a few images of accuracy (in percent) and cross entropy: on the device, nobody waits for them yet.
 
     Args:
         predict: images to logits by name; the name is appended to that of the metric.
-        data: what to score on.
+        piece: what to score on.
     """
-    totals: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
     with torch.no_grad():
-        for low in range(0, len(data.y), AT_ONCE):
-            x, y = data.x[low : low + AT_ONCE], data.y[low : low + AT_ONCE]
-            for name, logits in predict(x).items():
-                right = 100 * (logits.argmax(1) == y).sum()
-                loss = F.cross_entropy(logits, y, reduction="sum")
-                for metric, value in ((f"accuracy{name}", right), (f"loss{name}", loss)):
-                    totals[metric] = totals[metric] + value if metric in totals else value
-    return {metric: float(total) / len(data.y) for metric, total in totals.items()}
+        for name, logits in predict(piece.x).items():
+            sums[f"accuracy{name}"] = 100.0 * (logits.argmax(1) == piece.y).sum()
+            sums[f"loss{name}"] = F.cross_entropy(logits, piece.y, reduction="sum")
+    return sums
+
+
+def means(pieces: Sequence[Mapping[str, Tensor]], samples: int) -> dict[str, Tensor]:
+    """Sums over pieces to means over ``samples``, in double precision; nothing if there are none."""
+    names = pieces[0] if pieces else ()
+    return {name: torch.stack([piece[name].to(torch.float64) for piece in pieces]).sum() / samples for name in names}
 
 
 def predict_all(method: Method, params: Params, x: Tensor, site: Site) -> dict[str, Tensor]:

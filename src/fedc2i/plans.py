@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,8 +25,8 @@ from fedc2i.runs import RunFolder, slug
 class Observer(Protocol):
     """Something that watches runs, such as a progress bar."""
 
-    def begin(self, result: Result, seed: int) -> None:
-        """A seed starts."""
+    def begin(self, result: Result) -> None:
+        """A run starts, with all its seeds."""
         ...
 
     def client(self, done: int, of: int) -> None:
@@ -34,7 +34,7 @@ class Observer(Protocol):
         ...
 
     def round(self, report: Round) -> None:
-        """A round ended."""
+        """A round of one seed ended."""
         ...
 
 
@@ -60,35 +60,39 @@ class Plan:
 
     def execute(self, folder: Path | None = None, observer: Observer | None = None) -> Result:
         """Runs every seed, writing into ``folder``, if there is one, as it goes."""
+        if folder is None:
+            return self.compute(observer)
+        files = RunFolder(folder, self.federation.names)
+        files.begin(self.config)
+        result = self.compute(observer, files.record)
+        files.finish(result)
+        return result
+
+    def compute(
+        self, observer: Observer | None = None, record: Callable[[Round], None] = lambda report: None
+    ) -> Result:
+        """Runs all seeds side by side; ``record`` is given every report as it comes."""
         result = Result(self.method, self.config, self.federation, self.label, self.key)
-        files = None if folder is None else RunFolder(folder, self.federation.names)
-        if files is not None:
-            files.begin(self.config)
 
         def on_round(report: Round) -> None:
             result.rounds.append(report)
-            if files is not None:
-                files.record(report)
+            record(report)
             if observer is not None:
                 observer.round(report)
 
-        for seed in self.config.seeds:
-            if observer is not None:
-                observer.begin(result, seed)
-            result.outcomes[seed] = federate(
-                self.method,
-                self.model,
-                self.federation,
-                self.config.settings(),
-                seed,
-                self.config.torch_device(),
-                on_round,
-                None if observer is None else observer.client,
-            )
-            if files is not None:
-                files.save_models(seed, result.outcomes[seed])
-        if files is not None:
-            files.finish(result)
+        if observer is not None:
+            observer.begin(result)
+        result.outcomes = federate(
+            self.method,
+            self.model,
+            self.federation,
+            self.config.settings(),
+            self.config.seeds,
+            self.config.torch_device(),
+            on_round,
+            None if observer is None else observer.client,
+        )
+        result.rounds.sort(key=lambda report: self.config.seeds.index(report.seed))
         return result
 
 

@@ -1,8 +1,9 @@
-"""Live progress of runs: a bar in a terminal, one line a seed elsewhere."""
+"""Live progress of runs: a bar in a terminal, one line a run elsewhere."""
 
 from __future__ import annotations
 
 import time
+from statistics import fmean
 from types import TracebackType
 
 from rich.console import Console
@@ -17,13 +18,13 @@ class ProgressView:
     """An observer that shows rounds, clients, time left and current accuracies on ``console``."""
 
     def __init__(self, console: Console, runs: int) -> None:
-        """Watches ``runs`` runs (methods times seeds) in a row."""
+        """Watches ``runs`` runs in a row, each with all its seeds."""
         self._console = console
         self._runs = runs
         self._started = 0
         self._label = ""
         self._began = time.perf_counter()
-        self._last: Round | None = None
+        self._last: dict[int, Round] = {}  # by seed, the last that was scored
         self._live = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -47,13 +48,14 @@ class ProgressView:
             self._close()
         self._live.stop()
 
-    def begin(self, result: Result, seed: int) -> None:
-        """A seed starts: its own bar; the one before it stays as a line."""
+    def begin(self, result: Result) -> None:
+        """A run starts: its own bar; the one before it stays as a line."""
         self._close()
         self._started += 1
-        self._began, self._last = time.perf_counter(), None
+        self._began, self._last = time.perf_counter(), {}
         where = "" if ":" in result.config.data else f" on {result.config.data}"  # a path would take the whole line
-        self._label = f"[{self._started}/{self._runs}] {result.label}{where}, seed {seed}"
+        seeds = ", ".join(map(str, result.config.seeds))
+        self._label = f"[{self._started}/{self._runs}] {result.label}{where}, seed{'s' * (',' in seeds)} {seeds}"
         self._task = self._live.add_task(self._label, total=result.config.rounds, clients="", accuracy="")
 
     def client(self, done: int, of: int) -> None:
@@ -62,31 +64,33 @@ class ProgressView:
         self._live.update(self._task, clients=f"client {done}/{of}")
 
     def round(self, report: Round) -> None:
-        """A round ended."""
+        """A round of one seed ended."""
         assert self._task is not None
-        self._last = report if report.metrics else self._last
+        self._last |= {report.seed: report} if report.metrics else {}
         self._live.update(self._task, completed=report.round, accuracy=self._accuracy())
         for name in report.refused:
             self._console.print(
-                f"round {report.round}: the upload of {name} was not finite and was left out",
+                f"seed {report.seed}, round {report.round}: the upload of {name} was not finite and was left out",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,
             )
 
     def _accuracy(self) -> str:
-        if self._last is None:
+        if not self._last:
             return ""
-        return "  ".join(f"{point} {self._last.mean(point):.2f} %" for point in POINTS)
+        means = {point: fmean(report.mean(point) for report in self._last.values()) for point in POINTS}
+        return "  ".join(f"{point} {mean:.2f} %" for point, mean in means.items())
 
     def _close(self) -> None:
-        if self._task is None or self._last is None:
+        if self._task is None or not self._last:
             return
-        self._live.update(self._task, clients="", total=self._last.round)
+        last = max(report.round for report in self._last.values())
+        self._live.update(self._task, clients="", total=last)
         if self._live.disable:
             seconds = time.perf_counter() - self._began
             self._console.print(
-                f"{self._label}: {_rounds(self._last.round)} in {seconds:.1f} s, {self._accuracy()}",
+                f"{self._label}: {_rounds(last)} in {seconds:.1f} s, {self._accuracy()}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,

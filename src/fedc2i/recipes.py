@@ -1,7 +1,7 @@
 """Every table and figure of the paper as a recipe: which runs it needs, and what is made of them.
 
 `ARTEFACTS` names them. Runs that several recipes share are computed once (`store.Store`). All go by the protocol's
-presets; only seeds, rounds and the device are the user's.
+presets; only seeds, rounds and the device are the user's. Only the last round is scored, as tables show no other.
 """
 
 from __future__ import annotations
@@ -59,13 +59,17 @@ class Reproduction:
             concerned = [ARTEFACTS[name].needs[data] for name in names if data in ARTEFACTS[name].needs]
             wanted = list(dict.fromkeys(method for methods in concerned for method in methods))
             if concerned:
-                plans = prepare(wanted or ["local"], settings, data)
+                plans = prepare(wanted or ["local"], {"evaluate_every": 0, **settings}, data)
                 self._federations[data] = plans[0].federation
                 self._plans |= {(data, method): plan for method, plan in zip(wanted, plans, strict=False)}
 
     def runs_left(self) -> int:
         """How many single-seed runs are still to be computed."""
         return sum(len(self._store.missing(plan)) for plan in self._plans.values())
+
+    def plans_left(self) -> int:
+        """How many methods on a benchmark these are."""
+        return sum(bool(self._store.missing(plan)) for plan in self._plans.values())
 
     def make(self, folder: Path, observer: Observer | None = None) -> list[str]:
         """Computes what is missing and writes every table and figure; returns the files' names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -107,6 +107,15 @@ class Result:
         own = [report.influence.get(name) for report in self.rounds if report.seed == seed]
         shapes = [array.shape for array in own if array is not None]
         return np.stack([np.full(shapes[0], np.nan) if a is None else a for a in own]) if shapes else np.zeros((0,))
+
+    def only(self, seed: int) -> Result:
+        """The same of one seed alone."""
+        return replace(
+            self,
+            config=replace(self.config, seeds=(seed,)),
+            rounds=[report for report in self.rounds if report.seed == seed],
+            outcomes={seed: self.outcomes[seed]},
+        )
 
     @property
     def seconds(self) -> float:

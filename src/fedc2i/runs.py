@@ -69,8 +69,7 @@ class RunFolder:
             ):
                 file.write("\n".join(lines) + "\n")
 
-    def save_models(self, seed: int, outcome: Outcome) -> None:
-        """Every client's last model at both points."""
+    def _save_models(self, seed: int, outcome: Outcome) -> None:
         for point in POINTS:
             tensors = {
                 f"{client}/{name}": rows[k].detach().cpu().contiguous()
@@ -80,7 +79,9 @@ class RunFolder:
             self.write(f"models/seed{seed}-{point}.safetensors", save(tensors))
 
     def finish(self, result: Result) -> None:
-        """Writes influence and, last of all, the summary."""
+        """Writes every client's last model at both points, influence and, last of all, the summary."""
+        for seed, outcome in result.outcomes.items():
+            self._save_models(seed, outcome)
         names = sorted({name for report in result.rounds for name in report.influence})
         measured = {
             f"seed{seed}_{name}": array

@@ -22,7 +22,7 @@ from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.plans import Observer, Plan
 from fedc2i.results import Result, versions
-from fedc2i.runs import slug, writing
+from fedc2i.runs import RunFolder, slug, writing
 
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile, zlib.error)
 _ABOVE = (
@@ -69,16 +69,25 @@ class Store:
 
         A run that was cut off has no summary; it is run again from its start.
         """
-        for seed in self.missing(plan):
-            folder = self.folder(plan, seed)
-            with writing(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
-            replace(plan, config=replace(plan.config, seeds=(seed,))).execute(folder, observer)
+        missing = tuple(self.missing(plan))
+        if missing:
+            self._run(replace(plan, config=replace(plan.config, seeds=missing)), observer)
         result = Result(plan.method, plan.config, plan.federation, plan.label, plan.key)
         for seed in plan.config.seeds:
             result.rounds += read_rounds(self.folder(plan, seed), plan, seed)
         return result
+
+    def _run(self, plan: Plan, observer: Observer | None) -> None:
+        """All seeds of the plan side by side, each into a folder of its own."""
+        folders = {seed: RunFolder(self.folder(plan, seed), plan.federation.names) for seed in plan.config.seeds}
+        for seed, files in folders.items():
+            with writing(files.path):
+                shutil.rmtree(files.path, ignore_errors=True)
+                files.path.mkdir(parents=True)
+            files.begin(replace(plan.config, seeds=(seed,)))
+        result = plan.compute(observer, lambda report: folders[report.seed].record(report))
+        for seed, files in folders.items():
+            files.finish(result.only(seed))
 
 
 def _code(kind: type[Method]) -> str:

@@ -16,6 +16,7 @@ from fedc2i import seeding
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Outcome, Round, Settings, federate
 from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.executor import Turn
 from fedc2i.engine.looped import Looped
 from fedc2i.engine.server import Server
 from fedc2i.engine.stacked import Stacked as StackedExecutor
@@ -29,12 +30,14 @@ from fedc2i.methods.local import Local
 from fedc2i.models import Model, scale
 from fedc2i.params import Params, row, rows, size_in_bytes, stack
 from fedc2i.training import Batch, Training, draw_epochs
+from method_checks import in_double
 from oracles import assert_same_model
 from oracles.training import local_run
 
 TRAINING = Training(batch_size=5, lr=0.01)
 SMOOTH = Training(batch_size=5, optimizer="sgd", lr=0.05, momentum=0.5)  # Adam blows rounding up where gradients are 0
 CPU = torch.device("cpu")
+EXECUTORS = ("looped", "stacked")
 SIZES = (12, 20, 7, 9, 15)
 EVERY_METHOD = sorted(Method.registry)
 IN_CLIENT_ORDER = {"fedcalm"}  # removes conflicts client by client, in the order of the table
@@ -46,8 +49,8 @@ def run(
     """A small run, with the report of every round."""
     reports: list[Round] = []
     settings = {"training": TRAINING, "executor": "looped", **settings}
-    outcome = federate(method, model, federation, Settings(rounds=rounds, **settings), seed, on_round=reports.append)
-    return outcome, reports
+    outcomes = federate(method, model, federation, Settings(rounds=rounds, **settings), [seed], on_round=reports.append)
+    return outcomes[seed], reports
 
 
 @pytest.fixture
@@ -226,15 +229,13 @@ def test_looped_and_stacked_agree_with_partial_participation_and_validation(
     assert others[-1].metrics["trained"][0] == pytest.approx(reports[-1].metrics["trained"][0], rel=1e-3)
 
 
-def test_stacked_refuses_padding_in_batch_statistics(
-    make_model: Callable[..., Model], make_federation: Callable[..., Federation]
+@pytest.mark.parametrize("sizes", [(10, 10), (12, 20, 7)])
+def test_padding_does_not_enter_batch_statistics(
+    sizes: tuple[int, ...], make_model: Callable[..., Model], make_federation: Callable[..., Federation]
 ) -> None:
-    model = make_model(batch_norm=True)
-    with pytest.raises(UserError, match="executor=stacked: model 'tiny' keeps batch statistics"):
-        run(FedAvg(), model, make_federation(), executor="stacked")
-    equal = make_federation(sizes=(10, 10))
-    looped, stacked = (run(FedAvg(), model, equal, rounds=2, executor=how)[0] for how in ("looped", "stacked"))
-    assert_same_outcome(stacked, looped, rtol=1e-3, atol=1e-5)
+    model, federation = in_double(make_model(batch_norm=True)), make_federation(sizes=sizes)
+    looped, stacked = (run(FedAvg(), model, federation, executor=how)[0] for how in EXECUTORS)
+    assert_same_outcome(stacked, looped, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", sorted({*EVERY_METHOD} - IN_CLIENT_ORDER))
@@ -256,16 +257,19 @@ def test_the_order_in_which_clients_are_processed_does_not_matter(
 ) -> None:
     method, model, order = Method.registry[name](), make_model(dropout=dropout, layer_norm=True), [2, 0, 1]
     data = [ClientData.place(client, 4, CPU) for client in federation.clients]
-    executor = Looped(Recipe(method, model, TRAINING, rounds=2, seed=0), data)
+    recipe, executor = Recipe(method, model, TRAINING, rounds=2, seed=0), Looped(data)
     starts = stack([method.setup(model.init(0), model)] * 3)
 
     def once(clients: list[int]) -> tuple[Params, Params]:
-        trained = executor.train(clients, rows(starts, clients), Download(), 1)
+        (trained,) = executor.train(
+            [Turn(recipe, tuple(clients), rows(starts, clients), Download(), 1)], evaluate=False
+        )
         back = [clients.index(m) for m in range(3)]
         server = Server(method, torch.tensor([12, 20, 7]), starts)
-        server.receive(clients, executor.upload(clients, trained, rows(starts, clients), Download(), 1), 1)
-        received, _ = executor.personalise(clients, trained, server.combine(1), 1)
-        return rows(trained, back), rows(received, back)
+        server.receive(clients, trained.uploads, 1)
+        turn = Turn(recipe, tuple(clients), trained.params, server.combine(1), 1)
+        (received,) = executor.personalise([turn], evaluate=False)
+        return rows(trained.params, back), rows(received.params, back)
 
     for straight, shuffled in zip(once([0, 1, 2]), once(order), strict=True):
         assert_same_model(shuffled, straight, rtol=0, atol=0)
@@ -415,7 +419,7 @@ def test_clients_per_round_refusals(wanted: Any) -> None:
 # Rounds, evaluation, early stopping.
 
 
-@pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (5, [5]), (100, [5])])
+@pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (5, [5]), (100, [5]), (0, [5])])
 def test_evaluate_every(every: int, evaluated: list[int], model: Model, federation: Federation) -> None:
     outcome, reports = run(FedC2I(), model, federation, rounds=5, evaluate_every=every)
     assert [report.round for report in reports] == [1, 2, 3, 4, 5]
@@ -514,7 +518,8 @@ def test_two_clients(name: str, normed: Model, make_federation: Callable[..., Fe
     ("settings", "message"),
     [
         ({"rounds": 0}, "rounds must be a finite number of at least 1, got 0"),
-        ({"evaluate_every": 0}, "evaluate_every .* at least 1"),
+        ({"evaluate_every": -1}, "evaluate_every .* at least 0"),
+        ({"evaluate_every": 0, "patience": 1}, "patience=1 needs evaluations: evaluate_every must be at least 1"),
         ({"patience": -1}, "patience .* at least 0"),
         ({"threads": 0}, "threads .* at least 1"),
         ({"init": "random"}, r"init must be common \| independent, got 'random'"),
@@ -695,7 +700,7 @@ def test_a_run_leaves_the_number_of_threads_alone(model: Model, federation: Fede
     before = torch.get_num_threads()
     seen: list[int] = []
     settings = Settings(1, training=TRAINING, threads=before + 1)
-    federate(FedAvg(), model, federation, settings, 0, on_round=lambda _: seen.append(torch.get_num_threads()))
+    federate(FedAvg(), model, federation, settings, [0], on_round=lambda _: seen.append(torch.get_num_threads()))
     assert seen == [before + 1]
     assert torch.get_num_threads() == before
 
@@ -703,7 +708,7 @@ def test_a_run_leaves_the_number_of_threads_alone(model: Model, federation: Fede
 def test_progress_is_reported_client_by_client(model: Model, federation: Federation) -> None:
     seen: list[tuple[int, int]] = []
     settings = Settings(1, training=TRAINING, executor="looped")
-    federate(FedAvg(), model, federation, settings, 0, on_client=lambda done, of: seen.append((done, of)))
+    federate(FedAvg(), model, federation, settings, [0], on_client=lambda done, of: seen.append((done, of)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -732,6 +737,6 @@ def test_stacked_serves_some_clients_as_it_serves_all(model: Model, federation: 
     data = [ClientData.place(client, 4, CPU) for client in federation.clients]
     recipe = Recipe(Local(), model, TRAINING, rounds=1, seed=0)
     starts = stack([model.init(0, n) for n in range(3)])
-    together = StackedExecutor(recipe, data).train([0, 1, 2], starts, Download(), 1)
-    some = StackedExecutor(recipe, data).train([2, 0], rows(starts, [2, 0]), Download(), 1)
-    assert_same_model(some, rows(together, [2, 0]), rtol=1e-4, atol=1e-6)
+    turns = [Turn(recipe, (0, 1, 2), starts, Download(), 1), Turn(recipe, (2, 0), rows(starts, [2, 0]), Download(), 1)]
+    together, some = StackedExecutor(data).train(turns, evaluate=False)
+    assert_same_model(some.params, rows(together.params, [2, 0]), rtol=1e-4, atol=1e-6)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Settings, federate
-from fedc2i.engine.settings import pads_statistics
+from fedc2i.engine.settings import check
 from fedc2i.errors import UserError
 from fedc2i.methods import Method, Site
 from fedc2i.methods.fedavg import FedAvg
@@ -36,13 +36,15 @@ def test_frozen_backbone_stays_and_the_head_trains(federation: Federation, execu
     for parameter in backbone[1].parameters():
         parameter.requires_grad_(False)
     model = split(backbone, head="3")
-    outcome = federate(FedRep(), model, federation, Settings(rounds=1, executor=executor, training=QUICK), 0)  # type: ignore[arg-type]
+    outcome = federate(FedRep(), model, federation, Settings(rounds=1, executor=executor, training=QUICK), [0])[0]  # type: ignore[arg-type]
     assert all(torch.equal(own, backbone[1].weight) for own in outcome.trained["1.weight"])
     assert not torch.equal(outcome.trained["3.weight"][0], backbone[3].weight)
 
 
 def test_double_precision_model(federation: Federation) -> None:
-    outcome = federate(FedAvg(), split(net().double(), head="3"), federation, Settings(rounds=1, training=QUICK), 0)
+    outcome = federate(FedAvg(), split(net().double(), head="3"), federation, Settings(rounds=1, training=QUICK), [0])[
+        0
+    ]
     assert outcome.received["3.weight"].dtype == torch.float64
 
 
@@ -50,8 +52,8 @@ def test_gradients_switched_off_by_the_caller(federation: Federation) -> None:
     model = split(net, head="3")
     settings = Settings(rounds=1, training=QUICK)
     with torch.no_grad():
-        inside = federate(FedAvg(), model, federation, settings, 0)
-    outside = federate(FedAvg(), model, federation, settings, 0)
+        inside = federate(FedAvg(), model, federation, settings, [0])[0]
+    outside = federate(FedAvg(), model, federation, settings, [0])[0]
     assert torch.equal(inside.received["3.weight"], outside.received["3.weight"])
 
 
@@ -60,22 +62,25 @@ def test_users_precision_settings_are_left_as_they_were(federation: Federation) 
     before = matmul.fp32_precision, conv.fp32_precision
     try:
         matmul.fp32_precision, conv.fp32_precision = "ieee", "tf32"
-        federate(FedAvg(), split(net, head="3"), federation, Settings(rounds=1, training=QUICK), 0)
+        federate(FedAvg(), split(net, head="3"), federation, Settings(rounds=1, training=QUICK), [0])
         assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "tf32")
     finally:
         matmul.fp32_precision, conv.fp32_precision = before
 
 
-def test_batch_norm_without_running_statistics_is_never_stacked(make_model: Callable[..., Model]) -> None:
+def test_batch_norm_without_running_statistics_is_never_stacked(federation: Federation) -> None:
+    """It scores a client's test images by each other; padding among them would change the scores."""
+
     def untracked() -> nn.Module:
         return nn.Sequential(
             nn.Flatten(), nn.Linear(PIXELS, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 4)
         )
 
-    assert pads_statistics(split(untracked, head="3"), [8, 8])
-    assert pads_statistics(make_model(batch_norm=True), [8, 9])
-    assert not pads_statistics(make_model(batch_norm=True), [8, 8])
-    assert not pads_statistics(make_model(), [8, 9])
+    model = split(untracked, head="3")
+    assert model.evaluates_in_batches
+    with pytest.raises(UserError, match="executor=stacked: model 'custom' takes batch statistics at evaluation"):
+        check(FedAvg(), model, federation, Settings(executor="stacked"))
+    check(FedAvg(), model, federation, Settings(executor="auto"))
 
 
 def test_diagnostics_about_oneself(federation: Federation, make_model: Callable[..., Model]) -> None:
@@ -90,7 +95,7 @@ def test_diagnostics_about_oneself(federation: Federation, make_model: Callable[
 
     reports = []
     settings = Settings(rounds=2, clients_per_round=2, evaluate_every=2, training=QUICK)
-    federate(Chatty(), make_model(), federation, settings, 0, on_round=reports.append)
+    federate(Chatty(), make_model(), federation, settings, [0], on_round=reports.append)
     sizes = np.array([len(client.train) for client in federation.clients], dtype=np.float32)
     assert (reports[1].influence["samples"] == sizes).all()
     assert reports[1].influence["counts"].shape == (3, 4)

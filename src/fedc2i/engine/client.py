@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedc2i import seeding
 from fedc2i.data.federation import Client, Split
-from fedc2i.evaluate import evaluate, predict_all
+from fedc2i.evaluate import at_once, means, predict_all, score
 from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.models import Model
 from fedc2i.params import Params
 from fedc2i.training import Batch, Training, draw_epochs, train
+
+Piece = tuple[str, int, int]  # a split, the first image in it and the one behind the last
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,23 @@ class Recipe:
         return draw_epochs(data.samples, self.training, seeding.generator(self.seed, data.name, round, "batches"))
 
     def probe(self, data: ClientData, round: int) -> Batch | None:
-        """The samples `Method.personalise` sees: drawn anew every round, never more than there are."""
+        """The samples `Method.personalise` sees."""
+        drawn = self.draw_probe(data, round)
+        if drawn is None:
+            return None
+        split: Batch = getattr(data, drawn[0])
+        return split.take(drawn[1].to(split.y.device))
+
+    def draw_probe(self, data: ClientData, round: int) -> tuple[Literal["train", "validation"], Tensor] | None:
+        """From which split they come, and which they are: drawn anew every round, never more than there are."""
         probe = self.method.probe
         if probe is None:
             return None
         held_out = probe.split == "validation" or (probe.split == "held-out" and len(data.validation.y) > 0)
-        split = data.validation if held_out else data.train
-        wanted = len(split.y) if probe.samples == "all" else min(probe.samples, len(split.y))
-        order = torch.randperm(len(split.y), generator=seeding.generator(self.seed, data.name, round, "influence"))
-        return split.take(order[:wanted].to(split.y.device))
+        size = len(data.validation.y if held_out else data.train.y)
+        wanted = size if probe.samples == "all" else min(probe.samples, size)
+        order = torch.randperm(size, generator=seeding.generator(self.seed, data.name, round, "influence"))
+        return "validation" if held_out else "train", order[:wanted]
 
     def run_phases(self, epochs: Sequence[Any]) -> list[tuple[Phase, list[Any]]]:
         """Each phase with its share of the epochs, in order."""
@@ -99,8 +109,8 @@ class LocalClient:
         self.data = data
         self._device = data.counts.device
 
-    def _site(self, received: Params, position: int, round: int) -> Site:
-        where = torch.tensor(position, device=self._device)
+    def _site(self, received: Params, position: int | Tensor, round: int) -> Site:
+        where = torch.as_tensor(position, device=self._device)
         return Site(self.recipe.model, self.data.counts, where, received, round=round, rounds=self.recipe.rounds)
 
     def personalise(
@@ -135,12 +145,28 @@ class LocalClient:
 
     def evaluate(self, params: Params, received: Params, position: int, round: int) -> dict[str, float]:
         """Accuracy and loss on the client's own test and, if it has one, validation data."""
+        scores = self.metrics([self.score(piece, params, received, position, round) for piece in self.pieces()])
+        return dict(zip(scores, torch.stack(list(scores.values())).tolist(), strict=True))
+
+    def pieces(self) -> list[Piece]:
+        """What is scored, a few images at a time."""
+        size = at_once(self._device)
+        splits = {"test": len(self.data.test.y), "validation": len(self.data.validation.y)}
+        return [(split, low, low + size) for split, end in splits.items() for low in range(0, end, size)]
+
+    def score(
+        self, piece: Piece, params: Params, received: Params, position: int | Tensor, round: int
+    ) -> dict[str, Tensor]:
+        """Sums over one piece."""
+        split, low, high = piece
         site = self._site(received, position, round)
+        images = Batch(*(part[low:high] for part in getattr(self.data, split)))
+        return score(lambda x: predict_all(self.recipe.method, params, x, site), images)
 
-        def predict(x: Tensor) -> dict[str, Tensor]:
-            return predict_all(self.recipe.method, params, x, site)
-
-        metrics = evaluate(predict, self.data.test)
-        if len(self.data.validation.y):
-            metrics |= {f"validation_{name}": v for name, v in evaluate(predict, self.data.validation).items()}
-        return metrics
+    def metrics(self, sums: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Means, from the sums over all pieces in their order."""
+        by_split: dict[str, list[Mapping[str, Tensor]]] = {"test": [], "validation": []}
+        for (split, _, _), own in zip(self.pieces(), sums, strict=True):
+            by_split[split].append(own)
+        checked = means(by_split["validation"], len(self.data.validation.y))
+        return means(by_split["test"], len(self.data.test.y)) | {f"validation_{n}": v for n, v in checked.items()}

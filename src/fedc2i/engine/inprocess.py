@@ -1,27 +1,23 @@
-"""A federation on one machine: the round loop."""
+"""A federation on one machine: the round loop, for all seeds at once."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from fedc2i import seeding
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, Recipe
-from fedc2i.engine.looped import Executor, Looped
-from fedc2i.engine.rounds import Metrics, Outcome, Point, Round
-from fedc2i.engine.server import Server
-from fedc2i.engine.settings import Settings, check, pads_statistics
-from fedc2i.engine.stacked import Stacked as StackedExecutor
-from fedc2i.methods.base import Download, Method
+from fedc2i.engine.executor import Executor
+from fedc2i.engine.lane import Lane
+from fedc2i.engine.looped import Looped
+from fedc2i.engine.rounds import Outcome, Round
+from fedc2i.engine.settings import Settings, check
+from fedc2i.engine.stacked import Stacked
+from fedc2i.methods.base import Method
 from fedc2i.models import Model
-from fedc2i.params import Stacked, replace_rows, row, rows, size_in_bytes, stack
 
 
 def federate(
@@ -29,131 +25,67 @@ def federate(
     model: Model,
     federation: Federation,
     settings: Settings,
-    seed: int,
+    seeds: Sequence[int],
     device: torch.device | str = "cpu",
     on_round: Callable[[Round], None] | None = None,
     on_client: Callable[[int, int], None] | None = None,
-) -> Outcome:
-    """Runs one federation with one seed.
+) -> dict[int, Outcome]:
+    """Runs one federation with every seed, all of them side by side; a seed's numbers do not depend on the others.
 
     Args:
         method: what clients and server do.
         model: what is trained.
         federation: whose data.
         settings: how long and how.
-        seed: decides every random draw.
+        seeds: each decides every random draw of its run.
         device: where to compute.
-        on_round: called after every round.
+        on_round: called after every round, once for each seed.
         on_client: called during local training with the number of clients done and the number there are.
     """
-    names, everyone = federation.names, list(range(len(federation.clients)))
     device = torch.device(device)
     check(method, model, federation, settings)
     data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
-    recipe = Recipe(method, model, settings.training, settings.rounds, seed)
-    executor = _executor(recipe, data, settings, device, on_client)
-    own = _first_models(method, model, settings, names, seed, device)
-    server = Server(method, torch.tensor([own.samples for own in data], device=device), own)
-    stopping = _Patience(settings.patience)
-
-    chosen = _choose(settings, names, seed, 1)
-    starts = rows(own, chosen)
-    with _repeatable(settings.threads):
+    samples = torch.tensor([own.samples for own in data], device=device)
+    recipes = [Recipe(method, model, settings.training, settings.rounds, seed) for seed in seeds]
+    lanes = [Lane(recipe, settings, federation.names, samples, device) for recipe in recipes]
+    outcomes: dict[int, Outcome] = {}
+    with _repeatable(settings.threads), _executor(model, data, settings, device, on_client) as executor:
         for number in range(1, settings.rounds + 1):
             began = time.perf_counter()
-            trained = executor.train(chosen, starts, server.download, number)
-            own = replace_rows(own, chosen, trained)
-            due = number % settings.evaluate_every == 0 or number == settings.rounds
-            metrics: dict[Point, Metrics] = {}
-            if due:
-                metrics["trained"] = executor.evaluate(everyone, own, server.download, number)
-            uploads = executor.upload(chosen, trained, starts, server.download, number)
-            refused = server.receive(chosen, uploads, number)
-            download = server.combine(number)
-            following = _choose(settings, names, seed, number + 1)
-            audience = everyone if due else following
-            received, report = executor.personalise(audience, rows(own, audience), download, number)
-            if due:
-                metrics["received"] = executor.evaluate(everyone, received, download, number)
-            last = Round(
-                seed,
-                number,
-                time.perf_counter() - began,
-                tuple(names[m] for m in chosen),
-                metrics,
-                _spread(report, audience, download, len(names)),
-                tuple(names[m] for m in refused),
-                bytes_up=size_in_bytes(row(uploads, 0)),
-                bytes_down=size_in_bytes(download.to(chosen[0])),
-            )
-            if on_round is not None:
-                on_round(last)
-            if due and stopping.is_over(last, method.headline):
+            due = settings.is_due(number)
+            trained = executor.train([lane.to_train(number) for lane in lanes], due)
+            partial = due and settings.participants(len(data)) < len(data)
+            others = executor.evaluate([lane.sitting_out(number) for lane in lanes]) if partial else [[] for _ in lanes]
+            for lane, runs, scores in zip(lanes, trained, others, strict=True):
+                lane.collect(runs, scores, number, due)
+            received = executor.personalise([lane.to_personalise(number, due) for lane in lanes], due)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds = (time.perf_counter() - began) / len(lanes)
+            reports = [lane.finish(own, number, due, seconds) for lane, own in zip(lanes, received, strict=True)]
+            for report in reports:
+                if on_round is not None:
+                    on_round(report)
+            for lane in [lane for lane in lanes if number == settings.rounds or lane.is_over(due)]:
+                outcomes[lane.recipe.seed] = lane.outcome()
+                lanes.remove(lane)
+            if not lanes:
                 break
-            chosen, starts = following, rows(received, [audience.index(m) for m in following])
-    return Outcome(own, received, last)
+    return {seed: outcomes[seed] for seed in seeds}
 
 
+@contextmanager
 def _executor(
-    recipe: Recipe,
+    model: Model,
     data: Sequence[ClientData],
     settings: Settings,
     device: torch.device,
     on_client: Callable[[int, int], None] | None,
-) -> Executor:
-    """The one asked for; by itself, stacked on a GPU unless padding would enter BatchNorm's statistics."""
-    padded = pads_statistics(recipe.model, [own.samples for own in data])
-    stacked = settings.executor == "stacked" or (settings.executor == "auto" and device.type == "cuda")
-    return StackedExecutor(recipe, data) if stacked and not padded else Looped(recipe, data, on_client)
-
-
-def _first_models(
-    method: Method, model: Model, settings: Settings, names: Sequence[str], seed: int, device: torch.device
-) -> Stacked:
-    keys: list[tuple[str, ...]] = [(name, "init") if settings.init == "independent" else ("init",) for name in names]
-    models = stack([method.setup(model.init(seed, *own), model) for own in keys])
-    return {name: tensor.to(device) for name, tensor in models.items()}
-
-
-def _choose(settings: Settings, names: Sequence[str], seed: int, number: int) -> list[int]:
-    """Who takes part in a round, in table order."""
-    count = settings.participants(len(names))
-    if count == len(names):
-        return list(range(count))
-    draw = torch.randperm(len(names), generator=seeding.generator(seed, number, "participants"))
-    return sorted(draw[:count].tolist())
-
-
-def _spread(
-    report: Mapping[str, Tensor], audience: Sequence[int], download: Download, clients: int
-) -> dict[str, np.ndarray[Any, Any]]:
-    """Diagnostics as arrays over all clients, nan elsewhere.
-
-    ``(M, M, ...)`` for what a client says of each client it received, ``(M, ...)`` for what it says of itself.
-    """
-    full = {}
-    for name, values in report.items():
-        of_others = values.ndim > 1 and values.shape[1] == len(download.clients)
-        shape = (clients, clients, *values.shape[2:]) if of_others else (clients, *values.shape[1:])
-        array = np.full(shape, np.nan, dtype=np.float32)
-        array[np.ix_(audience, download.clients) if of_others else audience] = values.to(torch.float32).cpu().numpy()
-        full[name] = array
-    return full
-
-
-class _Patience:
-    """Early stopping on mean validation accuracy; never on test data."""
-
-    def __init__(self, patience: int) -> None:
-        self._patience, self._best, self._waited = patience, -float("inf"), 0
-
-    def is_over(self, last: Round, point: Point) -> bool:
-        if not self._patience:
-            return False
-        score = last.mean(point, "validation_accuracy")
-        self._waited = 0 if score > self._best else self._waited + 1
-        self._best = max(self._best, score)
-        return self._waited >= self._patience
+) -> Iterator[Executor]:
+    """The one asked for; by itself, stacked on a GPU unless padding would change the model's evaluation."""
+    fits = device.type == "cuda" and not model.evaluates_in_batches
+    stacked = settings.executor == "stacked" or (settings.executor == "auto" and fits)
+    yield Stacked(data, settings.clients_at_once) if stacked else Looped(data, on_client)
 
 
 @contextmanager

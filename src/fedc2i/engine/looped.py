@@ -1,82 +1,63 @@
-"""Clients one after the other, each with the whole machine: the plain way, and the fastest on few CPU cores."""
+"""Clients one after the other, in this process: the plain way, which the others must agree with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
 
-from torch import Tensor
-
-from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.client import ClientData, LocalClient
+from fedc2i.engine.executor import Received, Trained, Turn
 from fedc2i.engine.rounds import Metrics
-from fedc2i.methods.base import Download
-from fedc2i.params import Params, Stacked, row, stack
-
-
-class Executor(Protocol):
-    """Who computes for the clients. Parameters go in and out stacked, in the order of ``clients``."""
-
-    def train(self, clients: Sequence[int], starts: Stacked, download: Download, round: int) -> Stacked:
-        """Local runs of ``round``."""
-        ...
-
-    def upload(self, clients: Sequence[int], own: Stacked, starts: Stacked, download: Download, round: int) -> Stacked:
-        """What leaves the clients after their local runs from ``starts``."""
-        ...
-
-    def personalise(
-        self, clients: Sequence[int], own: Stacked, download: Download, round: int
-    ) -> tuple[Stacked, Mapping[str, Tensor]]:
-        """The starts of the next round, and stacked diagnostics."""
-        ...
-
-    def evaluate(self, clients: Sequence[int], params: Stacked, download: Download, round: int) -> Metrics:
-        """Metrics of every client on its own data."""
-        ...
+from fedc2i.params import Params, row, stack
 
 
 class Looped:
     """`Executor` that serves one client after the other."""
 
-    def __init__(
-        self, recipe: Recipe, data: Sequence[ClientData], on_client: Callable[[int, int], None] | None = None
-    ) -> None:
-        self._clients = [LocalClient(recipe, own) for own in data]
+    def __init__(self, data: Sequence[ClientData], on_client: Callable[[int, int], None] | None = None) -> None:
+        self._data = data
         self._on_client = on_client
 
-    def train(self, clients: Sequence[int], starts: Stacked, download: Download, round: int) -> Stacked:
-        """Local runs of ``round``."""
-        trained = []
-        for k, m in enumerate(clients):
-            trained.append(self._clients[m].train(row(starts, k), download.to(m), download.position(m), round))
-            if self._on_client is not None:
-                self._on_client(k + 1, len(clients))
-        return stack(trained)
+    def train(self, turns: Sequence[Turn], evaluate: bool) -> list[Trained]:
+        """Local runs, uploads, and scores of the trained models if asked for."""
+        results = []
+        done, of = 0, sum(len(turn.clients) for turn in turns)
+        for turn in turns:
+            models: list[Params] = []
+            uploads: list[Params] = []
+            metrics: Metrics = []
+            for client, start, received, position in self._each(turn):
+                models.append(client.train(start, received, position, turn.round))
+                uploads.append(client.upload(models[-1], start, received, position, turn.round))
+                if evaluate:
+                    metrics.append(client.evaluate(models[-1], received, position, turn.round))
+                done += 1
+                if self._on_client is not None:
+                    self._on_client(done, of)
+            results.append(Trained(stack(models), stack(uploads), metrics))
+        return results
 
-    def upload(self, clients: Sequence[int], own: Stacked, starts: Stacked, download: Download, round: int) -> Stacked:
-        """What leaves the clients after their local runs from ``starts``."""
-        return stack(
-            [
-                self._clients[m].upload(row(own, k), row(starts, k), download.to(m), download.position(m), round)
-                for k, m in enumerate(clients)
-            ]
-        )
+    def personalise(self, turns: Sequence[Turn], evaluate: bool) -> list[Received]:
+        """Starts of the next round, diagnostics, and scores of the starts if asked for."""
+        results = []
+        for turn in turns:
+            starts: list[Params] = []
+            reports: list[Params] = []
+            metrics: Metrics = []
+            for client, own, received, position in self._each(turn):
+                start, report = client.personalise(own, received, position, turn.round)
+                starts.append(start)
+                reports.append(dict(report))
+                if evaluate:
+                    metrics.append(client.evaluate(start, received, position, turn.round))
+            results.append(Received(stack(starts), stack(reports), metrics))
+        return results
 
-    def personalise(
-        self, clients: Sequence[int], own: Stacked, download: Download, round: int
-    ) -> tuple[Stacked, Mapping[str, Tensor]]:
-        """The starts of the next round, and stacked diagnostics."""
-        starts: list[Params] = []
-        reports: list[Params] = []
-        for k, m in enumerate(clients):
-            start, report = self._clients[m].personalise(row(own, k), download.to(m), download.position(m), round)
-            starts.append(start)
-            reports.append(dict(report))
-        return stack(starts), stack(reports)
-
-    def evaluate(self, clients: Sequence[int], params: Stacked, download: Download, round: int) -> Metrics:
+    def evaluate(self, turns: Sequence[Turn]) -> list[Metrics]:
         """Metrics of every client on its own data."""
-        return [
-            self._clients[m].evaluate(row(params, k), download.to(m), download.position(m), round)
-            for k, m in enumerate(clients)
-        ]
+        return [[one.evaluate(own, sent, at, turn.round) for one, own, sent, at in self._each(turn)] for turn in turns]
+
+    def _each(self, turn: Turn) -> Iterator[tuple[LocalClient, Params, Params, int]]:
+        """Every client with its model, what it received and where its own upload stands in that."""
+        sent = turn.download
+        for k, m in enumerate(turn.clients):
+            yield LocalClient(turn.recipe, self._data[m]), row(turn.params, k), sent.to(m), sent.position(m)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -23,10 +22,11 @@ class Settings:
     Attributes:
         rounds: communication rounds, at least 1.
         clients_per_round: a number of clients, or a share such as ``"20%"``.
-        evaluate_every: rounds between evaluations; the last round is always evaluated.
+        evaluate_every: rounds between evaluations; the last round is always evaluated, with 0 no other is.
         patience: stop after this many evaluations without a better mean validation accuracy; 0 never stops early.
         init: one ``common`` initial model, or an ``independent`` one for each client.
         executor: ``looped``, ``stacked``, or ``auto``: stacked on a GPU, looped on a CPU.
+        clients_at_once: the most clients, over all seeds, that a stacked executor computes together; 0: as many as fit.
         threads: CPU threads inside one operation. One is fastest for small models, above all beside other programs,
             and makes results independent of the number of cores.
         training: how every client trains.
@@ -38,15 +38,22 @@ class Settings:
     patience: int = 0
     init: Literal["common", "independent"] = "common"
     executor: Literal["auto", "looped", "stacked"] = "auto"
+    clients_at_once: int = 0
     threads: int = 1
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "rounds", "evaluate_every", "threads")
-        check_at_least(self, 0, "patience")
+        check_at_least(self, 1, "rounds", "threads")
+        check_at_least(self, 0, "evaluate_every", "patience", "clients_at_once")
+        if self.patience and not self.evaluate_every:
+            raise UserError(f"patience={self.patience} needs evaluations: evaluate_every must be at least 1")
         check_choice(self, "init", "executor")
         if self.threads > MOST_THREADS:
             raise UserError(f"threads must be 1..{MOST_THREADS}, got {self.threads}")
+
+    def is_due(self, number: int) -> bool:
+        """Whether clients are scored in a round."""
+        return number == self.rounds or (self.evaluate_every > 0 and number % self.evaluate_every == 0)
 
     def participants(self, clients: int) -> int:
         """How many of ``clients`` take part in a round."""
@@ -70,11 +77,9 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
     model.check(federation.clients[0].train.x[:2], len(federation.classes))
     method.setup(model.init(0, "check"), model)  # a method may refuse a model, e.g. FedBN one without BatchNorm
     settings.participants(len(federation.clients))
-    samples = [len(client.train) for client in federation.clients]
-    if settings.executor == "stacked" and pads_statistics(model, samples):
+    if settings.executor == "stacked" and model.evaluates_in_batches:
         raise UserError(
-            f"executor=stacked: model '{model.name}' keeps batch statistics, so clients must have equally many "
-            "training samples; use executor=looped"
+            f"executor=stacked: model '{model.name}' takes batch statistics at evaluation, too; use executor=looped"
         )
     if method.probe is not None and method.probe.split == "validation":
         for client in federation.clients:
@@ -82,8 +87,3 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
                 raise UserError(f"influence_split=validation: client '{client.name}' has no validation data")
     if settings.patience and not any(len(client.validation) for client in federation.clients):
         raise UserError(f"patience={settings.patience}: no client of '{federation.name}' has validation data")
-
-
-def pads_statistics(model: Model, samples: Sequence[int]) -> bool:
-    """Whether stacking the clients would let padding enter a batch's statistics."""
-    return model.evaluates_in_batches or (model.has_statistics and len(set(samples)) > 1)

@@ -1,146 +1,237 @@
-"""All clients at once: the method's functions lifted over a stack of parameters with ``torch.func.vmap``.
+"""All clients of all seeds at once: the method's functions lifted with ``torch.func.vmap``, over clients, then seeds.
 
-What does not depend on the client (a relayed stack of models, their sum, their leave-one-out means) is computed once,
-because vmap leaves it without a client axis.
+What does not depend on the client (a relayed stack of models, their sum, their leave-one-out means) is computed once a
+seed, because vmap leaves it without a client axis. Where memory runs out, fewer clients are computed at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.nn import functional as F  # noqa: N812
+from torch.utils._pytree import tree_leaves
 
 from fedc2i import seeding
-from fedc2i.engine.client import ClientData, Recipe
+from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.executor import Received, Trained, Turn
+from fedc2i.engine.lifting import Lifted
+from fedc2i.engine.parts import Piece, in_parts
+from fedc2i.engine.recording import Recorded
 from fedc2i.engine.rounds import Metrics
-from fedc2i.evaluate import AT_ONCE, predict_all
-from fedc2i.methods.base import Download, Site
-from fedc2i.params import Params
+from fedc2i.engine.stacks import Stacks
+from fedc2i.engine.stepper import Stepper
+from fedc2i.errors import UserError
+from fedc2i.methods.base import Phase, Site
+from fedc2i.params import Params, row, select, stack
 from fedc2i.params import Stacked as StackedParams
-from fedc2i.training import Batch, pad, train_stacked
+from fedc2i.training import Batch
 
-_Context = dict[str, Any]  # the tensors a Site is made of, with or without a client axis
+_NARROW = 128  # numbers in a patch: at so few, cuDNN's convolutions are slower than a product
+_Made = TypeVar("_Made")
+_Kind = tuple[Any, ...]  # a piece of a round's work
+_Context = dict[str, Any]  # the tensors a Site is made of, each with or without an axis for clients
 
 
 class Stacked:
     """`Executor` that serves all clients together."""
 
-    def __init__(self, recipe: Recipe, data: Sequence[ClientData]) -> None:
-        self._recipe = recipe
+    def __init__(self, data: Sequence[ClientData], clients_at_once: int = 0) -> None:
         self._data = data
         self._device = data[0].counts.device
-        self._splits = {split: pad([getattr(own, split) for own in data]) for split in ("train", "validation", "test")}
-        self._counts = torch.stack([own.counts for own in data])
+        self._stacks = Stacks(data)
+        self._at_once = clients_at_once or 10**9
+        self._made: dict[Any, tuple[int, Any]] = {}  # what was recorded, with the round it is for, 0 for any
+        self._reads_round: set[_Kind] = set()
 
-    def _context(self, clients: Sequence[int], download: Download) -> tuple[_Context, _Context]:
-        """What the clients know, stacked where it differs between them, and the axis of each tensor for vmap."""
-        position = torch.tensor([download.position(m) for m in clients], device=self._device)
-        personal = {name: torch.stack([download.to(m)[name] for m in clients]) for name in download.personal}
-        received = {**download.shared, **personal}
-        context = {
-            "counts": self._counts[list(clients)],
-            "position": position,
-            "received": received,
+    def train(self, turns: Sequence[Turn], evaluate: bool) -> list[Trained]:
+        """Local runs, uploads, and scores of the trained models if asked for."""
+        return self._in_parts(turns, lambda part: self._train(part, evaluate))
+
+    def personalise(self, turns: Sequence[Turn], evaluate: bool) -> list[Received]:
+        """Starts of the next round, diagnostics, and scores of the starts if asked for."""
+        return self._in_parts(turns, lambda part: self._personalise(part, evaluate))
+
+    def evaluate(self, turns: Sequence[Turn]) -> list[Metrics]:
+        """Metrics of one client after the other: a test set is work enough for a whole GPU."""
+        found = [own for turn in turns for own in self._scores(turn)]
+        values = iter(torch.stack([value for own in found for value in own.values()]).tolist() if found else ())
+        scored = iter([{name: next(values) for name in own} for own in found])
+        return [[next(scored) for _ in turn.clients] for turn in turns]
+
+    def _scores(self, turn: Turn) -> list[dict[str, Tensor]]:
+        """What `evaluate` reports, still on the device."""
+        kind: _Kind = ("evaluate", *turn.clients)
+        clients = [_Scored(turn.recipe, self._data[m], lambda: self._reads_round.add(kind)) for m in turn.clients]
+
+        def scores(models: StackedParams, context: _Context) -> list[dict[str, Tensor]]:
+            found = []
+            for k, client in enumerate(clients):
+                own = {name: rows[k] for name, rows in context["personal"].items()}
+                mail = {**context["received"], **own}, context["position"][k]
+                with Lifted(widest=_NARROW):
+                    sums = [client.score(piece, row(models, k), *mail, turn.round) for piece in client.pieces()]
+                found.append(client.metrics(sums))
+            return found
+
+        position = torch.tensor([turn.download.position(m) for m in turn.clients], device=self._device)
+        context = {"received": turn.download.shared, "personal": _own_rows(turn), "position": position}
+        if len(turn.clients) < len(self._data):  # others in the next round: not worth a recording
+            return scores(turn.params, context)
+        recorded: Recorded = self._made_once(turn, kind, context, lambda: Recorded(scores, self._device))
+        result: list[dict[str, Tensor]] = recorded(turn.params, context)
+        return result
+
+    def _score(self, part: Sequence[Turn], models: Sequence[StackedParams], wanted: bool) -> list[Metrics]:
+        pairs = zip(part, models, strict=True)
+        return self.evaluate([replace(turn, params=own) for turn, own in pairs]) if wanted else [[] for _ in part]
+
+    def _in_parts(self, turns: Sequence[Turn], compute: Callable[[list[Turn]], list[Piece]]) -> list[Piece]:
+        """Results in the order of ``turns``, in as many parts as memory asks for."""
+        while True:
+            try:
+                return in_parts(turns, self._at_once, compute)
+            except torch.OutOfMemoryError:
+                largest = min(self._at_once, sum(len(turn.clients) for turn in turns))
+                if largest == 1:
+                    raise UserError("a single client does not fit into the device's memory; use device=cpu") from None
+            self._at_once = largest // 2
+            self._made.clear()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    # What vmap needs: stacks with an axis for seeds, one for clients, and the axes of whatever is shared.
+
+    def _context(self, part: Sequence[Turn]) -> tuple[_Context, _Context]:
+        """What the clients know, stacked, and for each tensor the axis of its clients, if it has one."""
+        shared = stack([turn.download.shared for turn in part])
+        personal = stack([_own_rows(turn) for turn in part])
+        position = torch.tensor([[turn.download.position(m) for m in turn.clients] for turn in part])
+        context: _Context = {
+            "counts": self._stacks.counts(part),
+            "position": position.to(self._device),
+            "received": {**shared, **personal},
         }
-        dims = {
-            "counts": 0,
-            "position": 0,
-            "received": {name: 0 if name in personal else None for name in received},
-        }
-        return context, dims
+        received = {name: 0 if name in personal else None for name in context["received"]}
+        return context, {"counts": 0, "position": 0, "received": received}
 
-    def _site(self, context: _Context, round: int, training: bool = False) -> Site:
-        return Site(self._recipe.model, round=round, rounds=self._recipe.rounds, training=training, **context)
+    def _site(self, turn: Turn, own: _Context, kind: _Kind, training: bool = False) -> Site:
+        """A client's site; it notes if the round's number matters, for then a recording serves that round only."""
+        watched = _watched(lambda: self._reads_round.add(kind))
+        return watched(turn.recipe.model, round=turn.round, rounds=turn.recipe.rounds, training=training, **own)
 
-    def _rows(self, split: str, clients: Sequence[int]) -> Batch:
-        data = self._splits[split]
-        if list(clients) == list(range(len(self._data))):
-            return data
-        return Batch(*(part[list(clients)] for part in data))
+    # The steps of a round.
 
-    def train(self, clients: Sequence[int], starts: StackedParams, download: Download, round: int) -> StackedParams:
-        """Local runs of ``round``."""
-        recipe, params = self._recipe, starts
-        context, dims = self._context(clients, download)
+    def _train(self, part: list[Turn], evaluate: bool) -> list[Trained]:
+        first, recipe, whose = part[0], part[0].recipe, self._stacks.whose(part)
+        starts = params = stack([turn.params for turn in part])
+        context, dims = self._context(part)
         context, dims = {**context, "start": starts}, {**dims, "start": 0}
-        epochs = [recipe.epochs(self._data[m], round) for m in clients]
-        shares = [recipe.run_phases(own) for own in epochs]
-        for number, (phase, _) in enumerate(shares[0]):
-            training = phase.train != "head"
+        for number, (phase, steps) in enumerate(self._stacks.steps(part)):
+            stepper = self._stepper(first, phase, number, context, dims)
+            with seeding.isolated(self._device, recipe.seed, first.round, phase.train):
+                params = stepper.run(params, whose, steps, context)
 
-            def loss(params: Params, batch: Batch, own: _Context, training: bool = training) -> Tensor:
-                return recipe.method.loss(params, batch, self._site(own, round, training))
+        def upload(params: Params, data: Batch, own: _Context) -> Params:
+            return recipe.method.upload(params, data, self._site(first, own, ("upload",)))
 
-            batches = [[index for epoch in own[number][1] for index in epoch] for own in shares]
-            with seeding.isolated(self._device, recipe.seed, round, phase.train):
-                params = train_stacked(
-                    loss,
-                    params,
-                    recipe.trainable(phase, params),
-                    self._rows("train", clients),
-                    batches,
-                    recipe.training,
-                    context,
-                    dims,
-                )
-        return params
-
-    def upload(
-        self, clients: Sequence[int], own: StackedParams, starts: StackedParams, download: Download, round: int
-    ) -> StackedParams:
-        """What leaves the clients after their local runs from ``starts``."""
-        context, dims = self._context(clients, download)
-        context, dims = {**context, "start": starts}, {**dims, "start": 0}
-
-        def one(params: Params, data: Batch, own: _Context) -> Params:
-            return self._recipe.method.upload(params, data, self._site(own, round))
-
+        lifted = self._recorded(first, ("upload",), context, _over_both(upload, (0, 0, dims)))
         with torch.no_grad():
-            return vmap(one, in_dims=(0, 0, dims))(own, self._rows("train", clients), context)
+            uploads = lifted(params, self._stacks.training_sets(part), context)
+        if self._device.type == "cuda":  # while the GPU is busy
+            self._stacks.draw_ahead(part)
+        trained = _unstack(params, len(part))
+        scores = self._score(part, trained, evaluate)
+        return [Trained(*own) for own in zip(trained, _unstack(uploads, len(part)), scores, strict=True)]
 
-    def personalise(
-        self, clients: Sequence[int], own: StackedParams, download: Download, round: int
-    ) -> tuple[StackedParams, Mapping[str, Tensor]]:
-        """The starts of the next round, and stacked diagnostics."""
-        context, dims = self._context(clients, download)
-        probes = [self._recipe.probe(self._data[m], round) for m in clients]
-        batch = None if probes[0] is None else pad([probe for probe in probes if probe is not None])
+    def _stepper(self, turn: Turn, phase: Phase, number: int, context: _Context, dims: _Context) -> Stepper:
+        """For tensors of these shapes; it lives as long as this executor, for on a GPU it holds a recorded step."""
+        recipe, kind = turn.recipe, ("train", number)
+
+        def loss(params: Params, batch: Batch, own: _Context) -> Tensor:
+            with Lifted(batch.w):
+                return recipe.method.loss(params, batch, self._site(turn, own, kind, phase.train != "head"))
+
+        def make() -> Stepper:
+            names = recipe.trainable(phase, turn.params)
+            return Stepper(loss, names, self._stacks.train, recipe.training, dims)
+
+        return self._made_once(turn, kind, context, make)
+
+    def _recorded(self, turn: Turn, kind: _Kind, context: _Context, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, on a GPU recorded for tensors of these shapes."""
+        return self._made_once(turn, kind, context, lambda: Recorded(function, self._device))
+
+    def _made_once(self, turn: Turn, kind: _Kind, context: _Context, make: Callable[[], _Made]) -> _Made:
+        """What was made for this kind of work and these shapes before; made anew where the round's number matters."""
+        shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(context))
+        number = turn.round if kind in self._reads_round else 0
+        key = (kind, *context["received"], shapes)
+        before = self._made.get(key)
+        made: _Made = make() if before is None or before[0] != number else before[1]
+        self._made[key] = (number, made)
+        return made
+
+    def _personalise(self, part: list[Turn], evaluate: bool) -> list[Received]:
+        first = part[0]
+        context, dims = self._context(part)
+        batch = self._stacks.probes(part)
+        kind = ("personalise", 0 if batch is None else batch.y.shape[2])
 
         def one(params: Params, batch: Batch | None, own: _Context) -> tuple[Params, dict[str, Tensor]]:
-            start, report = self._recipe.method.personalise(params, batch, self._site(own, round))
+            start, report = first.recipe.method.personalise(params, batch, self._site(first, own, kind))
             return start, dict(report)
 
+        lifted = self._recorded(first, kind, context, _over_both(one, (0, None if batch is None else 0, dims)))
         with torch.no_grad():
-            lifted = vmap(one, in_dims=(0, None if batch is None else 0, dims))
-            return lifted(own, batch, context)
+            starts, reports = lifted(stack([turn.params for turn in part]), batch, context)
+        received = _unstack(starts, len(part))
+        scores = self._score(part, received, evaluate)
+        return [Received(*own) for own in zip(received, _unstack(reports, len(part)), scores, strict=True)]
 
-    def evaluate(self, clients: Sequence[int], params: StackedParams, download: Download, round: int) -> Metrics:
-        """Metrics of every client on its own data."""
-        context, dims = self._context(clients, download)
 
-        def predict(params: Params, x: Tensor, own: _Context) -> dict[str, Tensor]:
-            return predict_all(self._recipe.method, params, x, self._site(own, round))
+class _Scored(LocalClient):
+    """A client that tells when its predictions depend on the round."""
 
-        lifted = vmap(predict, in_dims=(0, 0, dims))
-        metrics: Metrics = [{} for _ in clients]
-        for split, prefix in (("test", ""), ("validation", "validation_")):
-            data = self._rows(split, clients)
-            totals: dict[str, Tensor] = {}
-            with torch.no_grad():
-                for low in range(0, data.y.shape[1], AT_ONCE):
-                    x, y, w = (part[:, low : low + AT_ONCE] for part in data)
-                    for name, logits in lifted(params, x, context).items():  # (K, B, C)
-                        right = 100 * ((logits.argmax(2) == y) * w).sum(1)
-                        loss = (F.cross_entropy(logits.transpose(1, 2), y, reduction="none") * w).sum(1)
-                        for metric, value in ((f"accuracy{name}", right), (f"loss{name}", loss)):
-                            totals[metric] = totals[metric] + value if metric in totals else value
-            sizes = data.w.sum(1)
-            for metric, total in totals.items():
-                for own, size, value in zip(metrics, sizes.tolist(), total.tolist(), strict=True):
-                    if size:
-                        own[f"{prefix}{metric}"] = value / size
-        return metrics
+    def __init__(self, recipe: Recipe, data: ClientData, on_round: Callable[[], None]) -> None:
+        super().__init__(recipe, data)
+        self._kind = _watched(on_round)
+
+    def _site(self, received: Params, position: int | Tensor, round: int) -> Site:
+        return self._kind(**vars(super()._site(received, position, round)))
+
+
+def _watched(on_round: Callable[[], None]) -> type[Site]:
+    """A `Site` that tells when somebody asks it for the round."""
+
+    class Watched(Site):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "round":
+                on_round()
+            return super().__getattribute__(name)
+
+    return Watched
+
+
+def _own_rows(turn: Turn) -> StackedParams:
+    """What each client received for itself alone, stacked."""
+    download = turn.download
+    if not download.personal:
+        return {}
+    if download.clients == turn.clients:
+        return dict(download.personal)
+    return stack([select(download.to(m), download.personal) for m in turn.clients])
+
+
+def _over_both(function: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
+    """Lifted over clients, with ``dims`` telling what has an axis for them, then over seeds, which everything has."""
+    outer = tuple(None if dim is None else 0 for dim in dims)
+    return vmap(vmap(function, in_dims=dims, randomness="different"), in_dims=outer, randomness="different")
+
+
+def _unstack(stacked: StackedParams, seeds: int) -> list[StackedParams]:
+    """The seeds of a stack, as views."""
+    return [{name: tensor[s] for name, tensor in stacked.items()} for s in range(seeds)]
