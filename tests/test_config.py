@@ -232,7 +232,7 @@ BAD = [
     ("patience", -1, "patience must be"),
     ("patience", 1, "no client of 'toy' has validation data"),
     ("init", "same", r"'init' must be common \| independent"),
-    ("executor", "fast", r"'executor' must be auto \| looped \| stacked"),
+    ("executor", "fast", r"'executor' must be auto \| looped \| workers \| stacked"),
     ("threads", 0, "threads must be"),
     ("threads", 10**6, r"threads must be 1\.\.1024"),
     ("device", "tpu", "device must be auto, cpu or cuda, got 'tpu'"),

@@ -51,7 +51,10 @@ class Config:
     evaluate_every: int = option(1, "rounds between evaluations; 0: only after the last round")
     patience: int = option(0, "stop after this many evaluations without a better validation accuracy; 0: never")
     init: Literal["common", "independent"] = option("common", "one initial model for all clients, or one for each")
-    executor: Literal["auto", "looped", "stacked"] = option("auto", "clients one by one, or all at once")
+    executor: Literal["auto", "looped", "workers", "stacked"] = option(
+        "auto", "clients one by one, over processes, or all at once; auto: what is fastest"
+    )
+    workers: int = option(0, "processes on a CPU; 0: one per core")
     clients_at_once: int = option(0, "the most clients of all seeds that are stacked together; 0: as many as fit")
     threads: int = option(1, "CPU threads inside one operation; more than one pays for large models only")
     device: str = option("auto", "auto, cpu or cuda")

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from fedc2i.errors import UserError
 
 
@@ -35,6 +37,7 @@ def load(name: str) -> Any:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # SystemExit: a script that parses its own arguments
         raise UserError(f"{file}: {type(error).__name__}: {error}") from error
+    cloudpickle.register_pickle_by_value(module)  # worker processes cannot import it by its name
     if not hasattr(module, attribute):
         public = sorted(found for found in vars(module) if not found.startswith("_"))
         raise UserError(f"{file} defines no '{attribute}', only {', '.join(public)}")

@@ -523,7 +523,7 @@ def test_two_clients(name: str, normed: Model, make_federation: Callable[..., Fe
         ({"patience": -1}, "patience .* at least 0"),
         ({"threads": 0}, "threads .* at least 1"),
         ({"init": "random"}, r"init must be common \| independent, got 'random'"),
-        ({"executor": "gpu"}, r"executor must be auto \| looped \| stacked, got 'gpu'"),
+        ({"executor": "gpu"}, r"executor must be auto \| looped \| workers \| stacked, got 'gpu'"),
     ],
 )
 def test_settings_refusals(settings: dict[str, Any], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,13 +10,16 @@ from contextlib import contextmanager
 import torch
 
 from fedc2i.data.federation import Federation
+from fedc2i.engine.adaptive import Adaptive
 from fedc2i.engine.client import ClientData, Recipe
 from fedc2i.engine.executor import Executor
 from fedc2i.engine.lane import Lane
 from fedc2i.engine.looped import Looped
+from fedc2i.engine.pool import Pool, cores, start
 from fedc2i.engine.rounds import Outcome, Round
 from fedc2i.engine.settings import Settings, check
 from fedc2i.engine.stacked import Stacked
+from fedc2i.engine.workers import Workers
 from fedc2i.methods.base import Method
 from fedc2i.models import Model
 
@@ -49,7 +53,8 @@ def federate(
     recipes = [Recipe(method, model, settings.training, settings.rounds, seed) for seed in seeds]
     lanes = [Lane(recipe, settings, federation.names, samples, device) for recipe in recipes]
     outcomes: dict[int, Outcome] = {}
-    with _repeatable(settings.threads), _executor(model, data, settings, device, on_client) as executor:
+    with _repeatable(settings.threads):
+        executor = _executor(recipes, data, settings, device, on_client)
         for number in range(1, settings.rounds + 1):
             began = time.perf_counter()
             due = settings.is_due(number)
@@ -74,18 +79,29 @@ def federate(
     return {seed: outcomes[seed] for seed in seeds}
 
 
-@contextmanager
 def _executor(
-    model: Model,
+    recipes: Sequence[Recipe],
     data: Sequence[ClientData],
     settings: Settings,
     device: torch.device,
     on_client: Callable[[int, int], None] | None,
-) -> Iterator[Executor]:
+) -> Executor:
     """The one asked for; by itself, stacked on a GPU unless padding would change the model's evaluation."""
-    fits = device.type == "cuda" and not model.evaluates_in_batches
-    stacked = settings.executor == "stacked" or (settings.executor == "auto" and fits)
-    yield Stacked(data, settings.clients_at_once) if stacked else Looped(data, on_client)
+    fits = device.type == "cuda" and not recipes[0].model.evaluates_in_batches
+    if settings.executor == "stacked" or (settings.executor == "auto" and fits):
+        return Stacked(data, settings.clients_at_once)
+
+    def over(pool: Pool) -> Workers:
+        return Workers(pool, recipes, data, settings.threads, on_client)
+
+    looped = Looped(data, on_client)
+    jobs = settings.participants(len(data)) * len(recipes)
+    workers = min(settings.workers or max(1, cores() // settings.threads), jobs)
+    if settings.executor == "workers":
+        return over(start(workers))
+    if settings.executor == "looped" or device.type != "cpu" or workers == 1 or os.name != "posix":
+        return looped
+    return Adaptive(looped, over, workers, settings.rounds)
 
 
 @contextmanager

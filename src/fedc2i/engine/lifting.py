@@ -43,6 +43,11 @@ class Lifted(TorchFunctionMode):
             return _cross_entropy(*args, **kwargs)
         if func is F.batch_norm and self._w is not None and _is_padded(*args, **kwargs):
             return _batch_norm(self._w, *args, **kwargs)
+        # What follows a convolution finds its result with the channels last in memory, as torch's would not be.
+        if func is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
+            return args[0].reshape(*args[1:])
+        if func is F.group_norm:  # vmap cannot run it on that layout
+            return func(args[0].contiguous(), *args[1:], **kwargs)
         return func(*args, **kwargs)
 
     def _is_narrow(self, input: Tensor, weight: Tensor, *_: Any, **__: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,7 +26,9 @@ class Settings:
         evaluate_every: rounds between evaluations; the last round is always evaluated, with 0 no other is.
         patience: stop after this many evaluations without a better mean validation accuracy; 0 never stops early.
         init: one ``common`` initial model, or an ``independent`` one for each client.
-        executor: ``looped``, ``stacked``, or ``auto``: stacked on a GPU, looped on a CPU.
+        executor: ``looped``, one client after the other; ``workers``, over processes of a CPU, with the same numbers;
+            ``stacked``, all clients at once; or ``auto``: stacked on a GPU, on a CPU workers where that pays.
+        workers: processes on a CPU; 0: one per core, divided by ``threads``.
         clients_at_once: the most clients, over all seeds, that a stacked executor computes together; 0: as many as fit.
         threads: CPU threads inside one operation. One is fastest for small models, above all beside other programs,
             and makes results independent of the number of cores.
@@ -37,14 +40,17 @@ class Settings:
     evaluate_every: int = 1
     patience: int = 0
     init: Literal["common", "independent"] = "common"
-    executor: Literal["auto", "looped", "stacked"] = "auto"
+    executor: Literal["auto", "looped", "workers", "stacked"] = "auto"
+    workers: int = 0
     clients_at_once: int = 0
     threads: int = 1
     training: Training = field(default_factory=Training)
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "rounds", "threads")
-        check_at_least(self, 0, "evaluate_every", "patience", "clients_at_once")
+        check_at_least(self, 0, "evaluate_every", "patience", "workers", "clients_at_once")
+        if self.workers > MOST_THREADS:
+            raise UserError(f"workers must be 0..{MOST_THREADS}, got {self.workers}")
         if self.patience and not self.evaluate_every:
             raise UserError(f"patience={self.patience} needs evaluations: evaluate_every must be at least 1")
         check_choice(self, "init", "executor")
@@ -77,6 +83,8 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
     model.check(federation.clients[0].train.x[:2], len(federation.classes))
     method.setup(model.init(0, "check"), model)  # a method may refuse a model, e.g. FedBN one without BatchNorm
     settings.participants(len(federation.clients))
+    if settings.executor == "workers" and os.name != "posix":
+        raise UserError("executor=workers needs Linux or macOS; use executor=looped")
     if settings.executor == "stacked" and model.evaluates_in_batches:
         raise UserError(
             f"executor=stacked: model '{model.name}' takes batch statistics at evaluation, too; use executor=looped"

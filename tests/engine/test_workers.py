@@ -1,0 +1,360 @@
+"""Clients over worker processes: the same bits as in one process, whatever happens to the workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedc2i
+from fedc2i.data.federation import Federation
+from fedc2i.engine import Outcome, Round, Settings, federate, pool
+from fedc2i.engine.adaptive import Adaptive
+from fedc2i.engine.arena import Arena
+from fedc2i.errors import UserError
+from fedc2i.methods import Method
+from fedc2i.methods.base import Site
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.models import Model, split
+from fedc2i.params import Params
+from fedc2i.training import Batch, Training
+from oracles import assert_same_model
+
+TRAINING = Training(batch_size=5, lr=0.01)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_workers_left() -> Any:
+    yield
+    pool.stop()
+
+
+def run(
+    executor: str,
+    method: Method,
+    model: Model,
+    federation: Federation,
+    seeds: tuple[int, ...] = (0, 1),
+    **settings: Any,
+) -> tuple[dict[int, Outcome], list[Round]]:
+    reports: list[Round] = []
+    all_of: dict[str, Any] = {"rounds": 2, "training": TRAINING, "executor": executor, **settings}
+    if executor == "workers":
+        all_of["workers"] = 2
+    return federate(method, model, federation, Settings(**all_of), seeds, on_round=reports.append), reports
+
+
+def assert_same_run(one: tuple[dict[int, Outcome], list[Round]], two: tuple[dict[int, Outcome], list[Round]]) -> None:
+    assert one[0].keys() == two[0].keys()
+    for seed, outcome in one[0].items():
+        assert_same_model(outcome.trained, two[0][seed].trained, rtol=0, atol=0)
+        assert_same_model(outcome.received, two[0][seed].received, rtol=0, atol=0)
+    for a, b in zip(one[1], two[1], strict=True):
+        assert (a.seed, a.round, a.participants, a.metrics, a.refused) == (
+            b.seed,
+            b.round,
+            b.participants,
+            b.metrics,
+            b.refused,
+        )
+        assert a.influence.keys() == b.influence.keys()
+        for name, array in a.influence.items():
+            assert array.tobytes() == b.influence[name].tobytes()
+
+
+@pytest.mark.parametrize("name", sorted(Method.registry))
+def test_every_method_has_the_same_bits_as_in_one_process(
+    name: str, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
+) -> None:
+    model, federation = make_model(layer_norm=True), make_federation((12, 20, 7, 9), validation=3)
+    looped, workers = (run(how, Method.registry[name](), model, federation) for how in ("looped", "workers"))
+    assert_same_run(workers, looped)
+
+
+@pytest.mark.parametrize("kind", [{"batch_norm": True}, {"dropout": 0.5}], ids=["batchnorm", "dropout"])
+def test_partial_participation_statistics_and_dropout(
+    kind: dict[str, Any], make_model: Callable[..., Model], make_federation: Callable[..., Federation]
+) -> None:
+    model, federation = make_model(**kind), make_federation((12, 20, 7, 9))
+    settings = {"rounds": 4, "clients_per_round": 2, "evaluate_every": 2}
+    looped, workers = (run(how, FedC2I(), model, federation, **settings) for how in ("looped", "workers"))
+    assert_same_run(workers, looped)
+
+
+def test_workers_stay_for_the_next_run(model: Model, federation: Federation) -> None:
+    run("workers", FedAvg(), model, federation)
+    before = pool.running(2)
+    run("workers", FedC2I(), model, federation)
+    assert before is not None
+    assert pool.running(2) is before
+    held = before.holds
+    run("workers", FedAvg(), model, federation, seeds=(7,))
+    assert before.holds is held  # the same data is not copied again
+
+
+def test_other_data_replaces_the_old(model: Model, make_federation: Callable[..., Federation]) -> None:
+    for sizes in ((6, 7), (30, 40, 50), (5,) * 6):
+        federation = make_federation(sizes, seed=len(sizes))
+        assert_same_run(run("workers", FedC2I(), model, federation), run("looped", FedC2I(), model, federation))
+
+
+def test_progress_is_reported_client_by_client(model: Model, federation: Federation) -> None:
+    seen: list[tuple[int, int]] = []
+    settings = Settings(1, training=TRAINING, executor="workers", workers=2)
+    federate(FedAvg(), model, federation, settings, [0], on_client=lambda done, of: seen.append((done, of)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+# What users bring along.
+
+
+def test_what_cannot_be_imported_travels_by_value(federation: Federation, tmp_path: Path) -> None:
+    strength = 0.5
+
+    @dataclass(frozen=True)
+    class Local(FedAvg):
+        name = "travels"
+        title = "Travels"
+
+        def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
+            return strength * super().loss(params, batch, site)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat, self.head = nn.Flatten(), nn.Linear(768, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.flat(x))  # type: ignore[no-any-return]
+
+    model = split(lambda: Net(), head="head")
+    assert_same_run(run("workers", Local(), model, federation), run("looped", Local(), model, federation))
+    file = tmp_path / "mine.py"
+    file.write_text(
+        textwrap.dedent("""
+            from dataclasses import dataclass
+            from torch import nn
+            from fedc2i import split
+            from fedc2i.methods.fedavg import FedAvg
+
+            @dataclass(frozen=True)
+            class Mine(FedAvg):
+                name = "mine-by-file"
+                title = "Mine"
+                def loss(self, params, batch, site):
+                    return scaled(super().loss(params, batch, site))
+
+            def scaled(value):
+                return 0.5 * value
+
+            def net(classes, shape):
+                return split(lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, classes)), head="1")
+        """)
+    )
+    settings = {"model": f"{file}:net", "rounds": 2, "workers": 2}
+    one, two = (fedc2i.run(f"{file}:Mine", federation, executor=how, **settings) for how in ("workers", "looped"))
+    assert (one.accuracy("trained") == two.accuracy("trained")).all()
+
+
+class Broken(FedAvg):
+    """Fails in the second round."""
+
+    def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
+        if site.round == 2:
+            raise KeyError("no such thing")
+        return super().loss(params, batch, site)
+
+
+def test_an_error_in_a_worker_is_raised_here_with_its_story(model: Model, federation: Federation) -> None:
+    with pytest.raises(KeyError, match="no such thing") as caught:
+        run("workers", Broken(), model, federation)
+    assert "In a worker process" in caught.value.__notes__[0]
+    assert "in loss" in caught.value.__notes__[0]
+    assert_same_run(run("workers", FedAvg(), model, federation), run("looped", FedAvg(), model, federation))
+
+
+class OddError(Exception):
+    """Can be written by pickle, but not read."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__("odd")
+
+
+class Unreadable(FedAvg):
+    def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
+        raise OddError(1, 2)
+
+
+def test_an_error_that_cannot_travel_is_told(model: Model, federation: Federation) -> None:
+    with pytest.raises(RuntimeError, match="OddError: odd"):
+        run("workers", Unreadable(), model, federation)
+
+
+class Suicide(FedAvg):
+    def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(params, batch, site)
+
+
+def test_a_killed_worker_ends_the_run_with_a_line_and_the_next_run_works(model: Model, federation: Federation) -> None:
+    with pytest.raises(UserError, match="a worker process ended unexpectedly \\(signal 9\\); if memory ran out"):
+        run("workers", Suicide(), model, federation)
+    assert_same_run(run("workers", FedAvg(), model, federation), run("looped", FedAvg(), model, federation))
+
+
+def test_an_interrupted_run_leaves_no_worker_behind(model: Model, federation: Federation) -> None:
+    def interrupt(_: Round) -> None:
+        raise KeyboardInterrupt
+
+    settings = Settings(5, training=TRAINING, executor="workers", workers=2)
+    with pytest.raises(KeyboardInterrupt):
+        federate(FedAvg(), model, federation, settings, [0], on_round=interrupt)
+    assert_same_run(run("workers", FedAvg(), model, federation), run("looped", FedAvg(), model, federation))
+
+
+# Moving while a run goes on.
+
+
+class Slow(FedAvg):
+    def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
+        time.sleep(0.002)
+        return super().loss(params, batch, site)
+
+
+def test_a_long_run_moves_to_workers_and_a_short_one_does_not(
+    model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.stop()
+    monkeypatch.setattr("fedc2i.engine.inprocess.cores", lambda: 2)
+    where: list[str] = []
+    train = Adaptive.train
+
+    def watched(self: Adaptive, *rest: Any) -> Any:
+        result = train(self, *rest)
+        where.append(type(self._now).__name__)
+        return result
+
+    monkeypatch.setattr(Adaptive, "train", watched)
+    run("auto", FedAvg(), model, federation, rounds=3)
+    assert where == ["Looped"] * 3
+    assert pool.running(2) is None
+    where.clear()
+    monkeypatch.setattr("fedc2i.engine.adaptive._WORTH", 0.2)
+    long = run("auto", Slow(), model, federation, rounds=60)
+    assert (where[0], where[-1]) == ("Looped", "Workers")
+    assert_same_run(long, run("looped", Slow(), model, federation, rounds=60))
+
+
+def test_what_cannot_be_sent_stays_here(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedc2i.engine.inprocess.cores", lambda: 2)
+    pool.start(2).is_ready(patient=True)
+    lock = threading.Lock()
+
+    def build() -> nn.Module:
+        with lock:
+            return nn.Sequential(nn.Flatten(), nn.Linear(768, 4))
+
+    model = split(build, head="1")
+    assert_same_run(run("auto", FedAvg(), model, federation), run("looped", FedAvg(), model, federation))
+    with pytest.raises(TypeError, match="lock"):
+        run("workers", FedAvg(), model, federation)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"workers": -1}, "workers"), ({"workers": 10**6}, "workers must be")]
+)
+def test_refusals(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Settings(executor="workers", **settings)
+
+
+def test_cores_are_those_of_the_affinity() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert pool.cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert 1 <= pool.cores() <= len(before)
+
+
+# Whatever ends the main process, its workers end too.
+
+SCRIPT = """
+import sys, time, torch
+from torch import nn
+import fedc2i
+from fedc2i.engine import Settings, federate, pool
+from fedc2i.methods.fedavg import FedAvg
+
+federation = fedc2i.load("embedded")
+model = fedc2i.split(lambda: nn.Sequential(nn.Flatten(), nn.Linear(federation.clients[0].train.x[0].numel(), 10)), "1")
+
+def report(last):
+    print(" ".join(str(worker._process.pid) for worker in pool.running(2).workers), flush=True)
+    if sys.argv[1] == "error":
+        raise RuntimeError("on purpose")
+
+settings = Settings(rounds=int(sys.argv[2]), executor="workers", workers=2)
+federate(FedAvg(), model, federation, settings, [0], on_round=report)
+"""
+
+
+@pytest.mark.parametrize("end", ["normal", "error", "SIGKILL", "SIGTERM"])
+def test_no_worker_outlives_the_main_process(end: str, tmp_path: Path) -> None:
+    """A script without ``if __name__ == "__main__"``, as people write them."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    rounds = "100000" if end.startswith("SIG") else "1"
+    command = [sys.executable, str(script), end, rounds]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as main:
+        assert main.stdout is not None
+        workers = [int(pid) for pid in main.stdout.readline().split()]
+        assert len(workers) == 2
+        if end.startswith("SIG"):
+            main.send_signal(getattr(signal, end))
+        main.stdout.read()
+        main.wait()
+    patience = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < patience, "a worker lives on"
+        time.sleep(0.05)
+
+
+# Shared memory.
+
+
+def test_an_arena_holds_tensors_of_every_kind_and_grows() -> None:
+    arena = Arena()
+    odd = {
+        "float": torch.randn(3, 5),
+        "double": torch.randn((), dtype=torch.float64),
+        "bytes": torch.arange(7, dtype=torch.uint8),
+        "flags": torch.tensor([True, False]),
+        "nothing": torch.zeros(0, 3),
+        "view": torch.arange(12).reshape(3, 4).T,
+    }
+    layout, end = arena.write(odd)
+    early = arena.read(layout)
+    more, _ = arena.write({"large": torch.randn(10**6)}, end)
+    other = Arena(arena.descriptor)
+    for name, tensor in {**odd, **arena.read(more)}.items():
+        seen = other.read({**layout, **more})[name]
+        assert seen.dtype == tensor.dtype
+        assert torch.equal(seen, tensor)
+        assert seen.data_ptr() % 64 == 0 or not seen.numel()
+    early["float"].fill_(7)
+    assert (other.read(layout)["float"] == 7).all()
