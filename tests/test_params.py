@@ -35,6 +35,63 @@ def test_rows_and_replace_rows() -> None:
     assert stacked["a"][2].tolist() == [2, 20]  # the original is untouched
 
 
+def with_counters(count: int) -> params.Stacked:
+    """Models with an integer, a boolean and an empty tensor."""
+    extra = {"n": torch.arange(count), "f": torch.arange(count) % 2 == 0, "e": torch.zeros(count, 0)}
+    return {**params.stack(numbered(count)), **extra}
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_all_rows_in_order_are_the_stack_itself(kind: type) -> None:
+    stacked = with_counters(3)
+    everyone = params.rows(stacked, kind([0, 1, 2]))
+    assert all(everyone[name] is tensor for name, tensor in stacked.items())
+    assert params.rows(stacked, kind([0, 2, 1]))["n"].tolist() == [0, 2, 1]
+    assert params.rows(stacked, kind([0, 1]))["n"].tolist() == [0, 1]
+    assert params.rows(stacked, kind([0, 1, 2, 0]))["n"].tolist() == [0, 1, 2, 0]
+
+
+def test_rows_of_every_kind_of_tensor() -> None:
+    some = params.rows(with_counters(4), [3, 0])
+    assert some["n"].tolist() == [3, 0]
+    assert some["n"].dtype == torch.int64
+    assert some["f"].tolist() == [False, True]
+    assert some["e"].shape == (2, 0)
+
+
+def test_no_rows() -> None:
+    none = params.rows(with_counters(3), [])
+    assert {name: tuple(tensor.shape) for name, tensor in none.items()} == {
+        "b": (0, 2, 3),
+        "a": (0, 2),
+        "n": (0,),
+        "f": (0,),
+        "e": (0, 0),
+    }
+    assert params.rows({}, [0, 1]) == {}
+    same = params.replace_rows(with_counters(3), [], none)
+    assert all(torch.equal(same[name], tensor) for name, tensor in with_counters(3).items())
+
+
+def test_replacing_all_rows_or_some_keeps_types_and_the_order_of_names() -> None:
+    stacked = with_counters(3)
+    new = {
+        "e": torch.zeros(3, 0),
+        "f": torch.tensor([False, False, True]),
+        "n": torch.tensor([7, 8, 9], dtype=torch.int32),
+        "a": torch.full((3, 2), -1.0).double(),
+        "b": torch.full((3, 2, 3), -2.0),
+    }
+    everyone = params.replace_rows(stacked, [0, 1, 2], new)
+    turned = params.replace_rows(stacked, (2, 1, 0), new)
+    for got, order in ((everyone, [0, 1, 2]), (turned, [2, 1, 0])):
+        assert list(got) == list(stacked)
+        for name, tensor in stacked.items():
+            assert got[name].dtype == tensor.dtype
+            assert torch.equal(got[name], new[name].to(tensor.dtype)[order])
+    assert stacked["n"].tolist() == [0, 1, 2]  # the original is untouched
+
+
 @pytest.mark.parametrize("keep", [["a", "zz"], lambda name: name == "a"])
 def test_select(keep: object) -> None:
     assert list(params.select(numbered(1)[0], keep)) == ["a"]
@@ -90,6 +147,21 @@ def test_finite_and_zero_where_not(bad: float) -> None:
     assert clean["a"].tolist() == [[0, 0], [0, 0], [2, 20]]
     assert clean["b"].sum().item() == 12
     assert clean["n"].tolist() == [5, 0, 7]
+
+
+def test_finite_where_there_is_nothing_to_look_at() -> None:
+    counters = {"n": torch.tensor([5, 6]), "f": torch.tensor([True, False]), "e": torch.zeros(2, 0)}
+    assert params.finite(counters).tolist() == [True, True]
+    assert params.finite({**counters, "w": torch.tensor([1.0, float("nan")])}).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_finite_of_the_largest_numbers(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    stacked = {
+        "w": torch.tensor([[largest, 0], [-largest, 1], [0, float("inf")], [float("nan"), largest]], dtype=dtype)
+    }
+    assert params.finite(stacked).tolist() == [True, True, False, False]
 
 
 def test_size_in_bytes() -> None:

@@ -132,7 +132,7 @@ class Stacked:
         context, dims = {**context, "start": starts}, {**dims, "start": 0}
         for number, (phase, steps) in enumerate(self._stacks.steps(part)):
             stepper = self._stepper(first, phase, number, context, dims)
-            with seeding.isolated(self._device, recipe.seed, first.round, phase.train):
+            with seeding.isolated(self._device, recipe.seed, first.clients[0], first.round, phase.train):
                 params = stepper.run(params, whose, steps, context)
 
         def upload(params: Params, data: Batch, own: _Context) -> Params:

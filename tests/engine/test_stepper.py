@@ -1,0 +1,226 @@
+"""Local training of many clients at once against `training.train`, one client after the other, in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from fedc2i import seeding
+from fedc2i.engine.lifting import Lifted
+from fedc2i.engine.stepper import Stepper, Steps, plan_steps
+from fedc2i.models import Model
+from fedc2i.params import Params, Stacked, row, stack
+from fedc2i.training import Batch, Training, draw_epochs, pad, train
+from method_checks import in_double
+from oracles import assert_same_model
+
+SIZES = (12, 7, 21)
+SEEDS = 2
+Context = dict[str, Any]
+TRAININGS = {
+    "adam": Training(batch_size=5),
+    "adam-decay": Training(batch_size=5, lr=0.02, weight_decay=0.1, epochs=3),
+    "sgd-momentum": Training(batch_size=4, optimizer="sgd", lr=0.05, momentum=0.9, weight_decay=0.1),
+    "drop-last": Training(batch_size=5, drop_last=True),
+    "everything-at-once": Training(batch_size=100),
+}
+
+
+def datasets(sizes: tuple[int, ...] = SIZES) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    sets = []
+    for size in sizes:
+        x = torch.randint(0, 256, (size, 3, 16, 16), generator=generator).to(torch.uint8)
+        sets.append(Batch(x, torch.randint(0, 4, (size,), generator=generator), torch.ones(size)))
+    return sets
+
+
+def batches_of(sizes: tuple[int, ...], training: Training, round: int = 1) -> list[list[list[Tensor]]]:
+    """For every seed, for every client, the batches of its run."""
+    return [
+        [
+            [index for epoch in draw_epochs(size, training, seeding.generator(s, str(k), round)) for index in epoch]
+            for k, size in enumerate(sizes)
+        ]
+        for s in range(SEEDS)
+    ]
+
+
+def steps_of(batches: list[list[list[Tensor]]], training: Training, sizes: tuple[int, ...] = SIZES) -> Steps:
+    largest = max(sizes)
+    return plan_steps(batches, training.epochs * training.batches(largest), min(largest, training.batch_size))
+
+
+def cross_entropy(model: Model) -> Callable[[Params, Batch, Context], Tensor]:
+    """Pulled towards a point of the client's own, by a strength of the seed's."""
+
+    def loss(params: Params, batch: Batch, context: Context) -> Tensor:
+        with Lifted(batch.w):
+            logits = model.head(params, model.features(params, batch.x, training=True))
+        pull = context["strength"] * (params["head.weight"] - context["target"]).square().sum()
+        return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")) + pull
+
+    return loss
+
+
+def starts(model: Model, clients: int = len(SIZES)) -> list[list[Params]]:
+    return [[model.init(s, k) for k in range(clients)] for s in range(SEEDS)]
+
+
+def stacked(models: list[list[Params]]) -> Stacked:
+    return stack([stack(seed) for seed in models])
+
+
+def context_of(clients: int = len(SIZES), scale: float = 1.0) -> Context:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "target": scale * torch.randn(SEEDS, clients, 4, 6, generator=generator).double(),
+        "strength": torch.tensor([0.1, 0.3]).double(),
+    }
+
+
+DIMS = {"target": 0, "strength": None}
+
+
+def one_by_one(
+    model: Model, first: list[list[Params]], batches: Any, training: Training, context: Context, trainable: list[str]
+) -> list[list[Params]]:
+    """What `train` makes of every client."""
+    loss, sets = cross_entropy(model), datasets()
+
+    def run(s: int, k: int) -> Params:
+        mine = {"target": context["target"][s, k], "strength": context["strength"][s]}
+        return train(lambda p, b: loss(p, b, mine), first[s][k], trainable, sets[k], batches[s][k], training)
+
+    return [[run(s, k) for k in range(len(sets))] for s in range(SEEDS)]
+
+
+def everyone(clients: int = len(SIZES)) -> Tensor:
+    return torch.arange(clients).expand(SEEDS, clients)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
+@pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS.keys())
+def test_many_at_once_are_each_alone(training: Training, batch_norm: bool, make_model: Callable[..., Model]) -> None:
+    """Unequal clients, which stop after different numbers of steps, with short batches; in two rounds."""
+    model = in_double(make_model(batch_norm=batch_norm))
+    stepper = Stepper(cross_entropy(model), model.trainable, pad(datasets()), training, DIMS)
+    for round, scale in ((1, 1.0), (2, -2.0)):  # the second run must not remember the first
+        batches, context, first = batches_of(SIZES, training, round), context_of(scale=scale), starts(model)
+        steps = steps_of(batches, training)
+        assert len(set(steps.count.flatten().tolist())) == (1 if training.batch_size == 100 else 3)
+        got = stepper.run(stacked(first), everyone(), steps, context)
+        want = one_by_one(model, first, batches, training, context, list(model.trainable))
+        for s in range(SEEDS):
+            for k in range(len(SIZES)):
+                assert_same_model(row(row(got, s), k), want[s][k], rtol=1e-6, atol=1e-9)
+        assert not torch.equal(got["head.weight"], stacked(first)["head.weight"])
+        if batch_norm:
+            assert torch.equal(got["norm.num_batches_tracked"], steps.count)
+
+
+def test_the_starts_and_the_context_are_not_changed(make_model: Callable[..., Model]) -> None:
+    model, training = in_double(make_model(batch_norm=True)), TRAININGS["adam"]
+    first, context = stacked(starts(model)), context_of()
+    stepper = Stepper(cross_entropy(model), model.trainable, pad(datasets()), training, DIMS)
+    one = stepper.run(first, everyone(), steps_of(batches_of(SIZES, training), training), context)
+    kept = {name: tensor.clone() for name, tensor in one.items()}
+    stepper.run(first, everyone(), steps_of(batches_of(SIZES, training, 2), training), context)
+    assert_same_model(first, stacked(starts(model)), rtol=0, atol=0)
+    assert_same_model(one, kept, rtol=0, atol=0)  # a later run does not write into what an earlier one returned
+    assert torch.equal(context["target"], context_of()["target"])
+
+
+def test_clients_may_come_in_any_order_and_number(make_model: Callable[..., Model]) -> None:
+    """Which data each trains on is told by its number: other clients in each seed, one of them twice."""
+    model, training, whose = in_double(make_model()), TRAININGS["adam"], torch.tensor([[2, 0], [1, 1]])
+    batches = [
+        [
+            [index for epoch in draw_epochs(SIZES[m], training, seeding.generator(s, k)) for index in epoch]
+            for k, m in enumerate(own)
+        ]
+        for s, own in enumerate(whose.tolist())
+    ]
+    first, context, sets = starts(model, 2), context_of(2), datasets()
+    stepper = Stepper(cross_entropy(model), model.trainable, pad(sets), training, DIMS)
+    got = stepper.run(stacked(first), whose, steps_of(batches, training), context)
+    for s, own in enumerate(whose.tolist()):
+        for k, m in enumerate(own):
+            mine = {"target": context["target"][s, k], "strength": context["strength"][s]}
+
+            def loss(params: Params, batch: Batch, mine: Context = mine) -> Tensor:
+                return cross_entropy(model)(params, batch, mine)
+
+            want = train(loss, first[s][k], model.trainable, sets[m], batches[s][k], training)
+            assert_same_model(row(row(got, s), k), want, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["adam-decay", "sgd-momentum"])
+def test_a_parameter_without_gradient_stays(name: str, make_model: Callable[..., Model]) -> None:
+    """Not even weight decay moves it, as with torch's optimisers."""
+    model, training = in_double(make_model()), TRAININGS[name]
+    first = [[{**own, "idle": torch.full((3,), 5.0).double()} for own in seed] for seed in starts(model)]
+    batches, context, names = batches_of(SIZES, training), context_of(), [*model.trainable, "idle"]
+    stepper = Stepper(cross_entropy(model), names, pad(datasets()), training, DIMS)
+    got = stepper.run(stacked(first), everyone(), steps_of(batches, training), context)
+    want = one_by_one(model, first, batches, training, context, names)
+    assert (got["idle"] == 5).all()
+    assert_same_model(row(row(got, 1), 2), want[1][2], rtol=1e-6, atol=1e-9)
+
+
+def test_what_is_not_trained_stays_and_names_keep_their_order(make_model: Callable[..., Model]) -> None:
+    model, training = in_double(make_model()), TRAININGS["adam"]
+    first = stacked(starts(model))
+    steps = steps_of(batches_of(SIZES, training), training)
+    stepper = Stepper(cross_entropy(model), ["hidden.bias"], pad(datasets()), training, DIMS)
+    got = stepper.run(first, everyone(), steps, context_of())
+    assert list(got) == list(first)
+    assert {name for name in first if not torch.equal(got[name], first[name])} == {"hidden.bias"}
+    nothing = Stepper(cross_entropy(model), [], pad(datasets()), training, DIMS)
+    assert_same_model(nothing.run(first, everyone(), steps, context_of()), first, rtol=0, atol=0)
+
+
+def test_gradients_switched_off_by_the_caller(make_model: Callable[..., Model]) -> None:
+    model, training = in_double(make_model()), TRAININGS["adam"]
+    steps = steps_of(batches_of(SIZES, training), training)
+
+    def run() -> Stacked:
+        stepper = Stepper(cross_entropy(model), model.trainable, pad(datasets()), training, DIMS)
+        return stepper.run(stacked(starts(model)), everyone(), steps, context_of())
+
+    with torch.no_grad():
+        inside = run()
+    assert_same_model(inside, run(), rtol=0, atol=0)
+    assert not any(tensor.requires_grad for tensor in inside.values())
+
+
+def test_plan_steps_by_hand() -> None:
+    batches = [[[torch.tensor([4, 2]), torch.tensor([7])], [torch.tensor([1])]]]
+    steps = plan_steps(batches, steps=3, size=2)
+    assert steps.count.tolist() == [[2, 1]]
+    assert steps.index.tolist() == [[[[4, 2], [1, 0]]], [[[7, 0], [0, 0]]], [[[0, 0], [0, 0]]]]  # (T, S, K, B)
+    assert steps.weight.tolist() == [[[[1, 1], [1, 0]]], [[[1, 0], [0, 0]]], [[[0, 0], [0, 0]]]]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
+def test_recorded_steps_are_the_same_steps(batch_norm: bool, make_model: Callable[..., Model]) -> None:
+    model, training, device = in_double(make_model(batch_norm=batch_norm)), TRAININGS["adam"], torch.device("cuda")
+
+    def there(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+    data = Batch(*(part.to(device) for part in pad(datasets())))
+    recorded, plain = (Stepper(cross_entropy(model), model.trainable, data, training, DIMS) for _ in range(2))
+    plain._plain = True
+    for round in (1, 2, 3):
+        steps = steps_of(batches_of(SIZES, training, round), training)
+        inputs = there(stacked(starts(model))), everyone().to(device), steps, there(context_of(scale=round))
+        assert_same_model(recorded.run(*inputs), plain.run(*inputs), rtol=1e-7, atol=1e-10)
+    assert recorded._graph is not None
+    assert plain._graph is None
