@@ -49,3 +49,7 @@ class Adaptive:
     def evaluate(self, turns: Sequence[Turn]) -> list[Metrics]:
         """Metrics of every client on its own data."""
         return self._now.evaluate(turns)
+
+    def close(self) -> None:
+        """The run is over."""
+        self._now.close()

@@ -69,3 +69,7 @@ class Executor(Protocol):
     def evaluate(self, turns: Sequence[Turn]) -> list[Metrics]:
         """Metrics of every client on its own data."""
         ...
+
+    def close(self) -> None:
+        """The run is over."""
+        ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import torch
 
@@ -53,8 +53,7 @@ def federate(
     recipes = [Recipe(method, model, settings.training, settings.rounds, seed) for seed in seeds]
     lanes = [Lane(recipe, settings, federation.names, samples, device) for recipe in recipes]
     outcomes: dict[int, Outcome] = {}
-    with _repeatable(settings.threads):
-        executor = _executor(recipes, data, settings, device, on_client)
+    with _repeatable(settings.threads), closing(_executor(recipes, data, settings, device, on_client)) as executor:
         for number in range(1, settings.rounds + 1):
             began = time.perf_counter()
             due = settings.is_due(number)

@@ -56,6 +56,9 @@ class Looped:
         """Metrics of every client on its own data."""
         return [[one.evaluate(own, sent, at, turn.round) for one, own, sent, at in self._each(turn)] for turn in turns]
 
+    def close(self) -> None:
+        """Nothing is held for this run alone."""
+
     def _each(self, turn: Turn) -> Iterator[tuple[LocalClient, Params, Params, int]]:
         """Every client with its model, what it received and where its own upload stands in that."""
         sent = turn.download

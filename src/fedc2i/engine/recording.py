@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -24,6 +25,8 @@ def record(work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result] 
         work()  # libraries set up what they need
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
+    collects = gc.isenabled()
+    gc.disable()  # a graph of an earlier run that is collected just now would spoil this recording
     try:
         with warnings.catch_warnings(), torch.cuda.graph(graph):
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # e.g. a method that sends all it has
@@ -34,6 +37,9 @@ def record(work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result] 
         reason = str(error).strip().splitlines()[0]
         warnings.warn(f"a step cannot be recorded and runs unrecorded, which is slower: {reason}", stacklevel=2)
         return None
+    finally:
+        if collects:
+            gc.enable()
     return graph, result
 
 

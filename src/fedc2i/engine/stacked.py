@@ -85,6 +85,10 @@ class Stacked:
         result: list[dict[str, Tensor]] = recorded(turn.params, context)
         return result
 
+    def close(self) -> None:
+        """Gives back what was recorded, and the memory it holds."""
+        self._made.clear()
+
     def _score(self, part: Sequence[Turn], models: Sequence[StackedParams], wanted: bool) -> list[Metrics]:
         pairs = zip(part, models, strict=True)
         return self.evaluate([replace(turn, params=own) for turn, own in pairs]) if wanted else [[] for _ in part]

@@ -73,6 +73,9 @@ class Workers:
         """Metrics of every client on its own data."""
         return self._step("score", turns, evaluate=True).metrics
 
+    def close(self) -> None:
+        """Nothing is held for this run alone."""
+
     def _step(self, what: str, turns: Sequence[Turn], evaluate: bool) -> _Step:
         step = _Step(what, turns, evaluate, self._data, self._on_client if what == "train" else None)
         try:
