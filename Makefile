@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
 
-.PHONY: demo test test-slow lint install install-dev clean help
+.PHONY: demo test test-slow bench lint install install-dev clean help
 
 help:
 	@echo "make demo       Local, FedAvg and FedC2I on the embedded benchmark (under 3 minutes)"
 	@echo "make test       ruff, mypy, the test suite and its coverage"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make bench      speed and memory against a hand-written loop (about 6 minutes)"
 	@echo "make lint       ruff and mypy only"
 
 demo: install
@@ -22,9 +23,12 @@ test: lint
 test-slow: install-dev
 	$(BIN)/python -m pytest -m slow
 
+bench: install-dev
+	$(BIN)/python -m benchmarks
+
 lint: install-dev
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
 install: $(VENV)/.installed
