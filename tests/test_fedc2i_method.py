@@ -267,6 +267,10 @@ LEAVES: dict[str, set[str]] = {
     "fedrep": BODY,
     "fedrod": BODY | HEAD,
     "pfedgraph": BODY | HEAD,
+    "fedc2i-plus": BODY | HEAD,
+    "fedavg-plus": BODY | HEAD,
+    "fedprox-plus": BODY | HEAD,
+    "fedrep-plus": BODY,
 }
 
 

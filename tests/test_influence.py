@@ -184,6 +184,12 @@ def test_influence_by_hand(gamma: float, want: list[float]) -> None:
     assert_close(influence(torch.tensor([0.5, 1.0, 2.0]), gamma, EVERYONE), torch.tensor(want))
 
 
+def test_gamma_may_differ_between_columns() -> None:
+    losses = torch.tensor([0.5, 1.0, 2.0])[:, None].expand(-1, 3)
+    want = torch.tensor([[1 / 3, 1 / 7, 1 / 21], [1 / 3, 2 / 7, 4 / 21], [1 / 3, 4 / 7, 16 / 21]])
+    assert_close(influence(losses, torch.tensor([0.0, 1.0, 2.0]), EVERYONE), want)
+
+
 def test_models_that_are_not_valid_get_nothing() -> None:
     losses = torch.tensor([[1.0, 1.0], [3.0, 1.0], [5.0, 2.0]])
     by_model = torch.tensor([True, True, False])

@@ -214,7 +214,7 @@ def influence(
 
     Args:
         losses: ``(K,)`` or ``(K, C)`` leave-one-out losses.
-        gamma: sensitivity, at least 0; 0 gives equal weights.
+        gamma: sensitivity, at least 0, one or ``(C,)``; 0 gives equal weights.
         valid: ``(K,)`` or ``(K, C)`` booleans; the others get weight 0.
         not_finite: what a loss that is not finite is worth: nothing, or as much as the largest number. The latter is
             the formula's limit: one huge model makes every loss overflow but its own, and must not win by that.
@@ -223,13 +223,24 @@ def influence(
         Weights of the shape of ``losses`` that sum to one over clients. Where no loss is finite all weights are 0, and
         the caller decides what to keep.
     """
+    logs, part = log_losses(losses, valid, not_finite)
+    return softmax_over(part, gamma * logs)
+
+
+def log_losses(losses: Tensor, valid: Tensor, not_finite: Literal["zero", "largest"]) -> tuple[Tensor, Tensor]:
+    """Finite logarithms of the losses, and which of them take part: arguments and shapes as in `influence`."""
     if valid.ndim < losses.ndim:
         valid = valid[:, None].expand_as(losses)
     usable = valid & torch.isfinite(losses)
     losses = torch.where(usable, losses, torch.finfo(losses.dtype).max)
-    scores = gamma * losses.clamp(min=SMALLEST_LOSS).log()
-    weights = torch.where(usable if not_finite == "zero" else valid, scores, -torch.inf).softmax(0)
-    return torch.where(usable.any(0), weights, 0.0)  # nan after softmax where none is valid
+    part = usable if not_finite == "zero" else valid & usable.any(0)
+    return losses.clamp(min=SMALLEST_LOSS).log(), part
+
+
+def softmax_over(part: Tensor, scores: Tensor) -> Tensor:
+    """Softmax over clients of those that take part; 0 for the others, and for all where nobody does."""
+    weights = torch.where(part, scores, -torch.inf).softmax(0)
+    return torch.where(part.any(0), weights, 0.0)  # nan after softmax where none takes part
 
 
 def fill_empty(weights: Tensor, fallback: Tensor) -> Tensor:

@@ -27,11 +27,11 @@ class Option:
 
 
 def options_of(cls: type) -> dict[str, Option]:
-    """Every option of a dataclass, by name."""
+    """Every option of a dataclass, by name; keyword-only ones, which are those that all methods have, come last."""
     hints = typing.get_type_hints(cls)
     return {
         field.name: Option(field.name, field.default, describe(hints[field.name]), field.metadata.get("about", ""))
-        for field in dataclasses.fields(cls)
+        for field in sorted(dataclasses.fields(cls), key=lambda field: bool(field.kw_only))
     }
 
 
@@ -42,7 +42,7 @@ def describe(hint: Any) -> str:
     if get_origin(hint) in (types.UnionType, typing.Union):
         return " | ".join(describe(part) for part in get_args(hint))
     names = {float: "number", int: "integer", bool: "true | false", str: "text", type(None): "none"}
-    return names.get(hint, getattr(hint, "__name__", str(hint)))
+    return names.get(hint, getattr(hint, "allowed", getattr(hint, "__name__", str(hint))))
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
@@ -79,6 +79,8 @@ def _convert_one(value: Any, kind: Any) -> Any:
         raise ValueError
     if isinstance(value, bool) and kind is not str:
         raise ValueError
+    if hasattr(kind, "parse"):  # a type of its own, which also says what is `allowed`
+        return kind.parse(value)
     if kind in (int, float, str):
         return kind(value) if kind is not int else int(float(value))
     raise TypeError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from fedc2i.engine.settings import check
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.models import Model
-from fedc2i.options import convert
+from fedc2i.options import convert, options_of
 from fedc2i.results import Result
 from fedc2i.runs import RunFolder, slug
 
@@ -155,7 +155,9 @@ def prepare(
         config = replace(config, data=federation.name) if isinstance(data, Federation) else config
         config = replace(config, model=model.name) if isinstance(model, Model) else config
         said = [
-            f"{part.name}={value}" for part in fields(method) if (value := getattr(method, part.name)) != part.default
+            f"{name}={value}"
+            for name, own in options_of(type(method)).items()
+            if (value := getattr(method, name)) != own.default
         ]
         label = f"{method.title} ({', '.join(said)})" if said else method.title
         key = f"{method.name}:{','.join(said)}" if said else method.name
@@ -202,7 +204,7 @@ def _require_name(kind: type[Method], where: str) -> None:
 
 
 def _option_names(kind: type[Method]) -> list[str]:
-    return [part.name for part in fields(kind)]
+    return list(options_of(kind))
 
 
 def _refuse_unknown(values: Mapping[str, Any], kinds: Sequence[type[Method]]) -> None:

@@ -96,6 +96,7 @@ def train(
     data: Batch,
     batches: Sequence[Tensor],
     training: Training,
+    average: bool = False,
 ) -> Params:
     """One optimiser's worth of steps for one client.
 
@@ -106,6 +107,8 @@ def train(
         data: all training samples of the client.
         batches: indices of each step's samples.
         training: optimiser and its settings.
+        average: whether the result is, instead of the last iterate, the mean over the second half of the steps: of n
+            those after steps ⌊n/2⌋ + 1 to n. What is not trained keeps its last value.
     """
     if not trainable:  # e.g. the body of a model whose backbone is frozen
         return params
@@ -114,11 +117,15 @@ def train(
     leaves = list(free.values())
     optimiser = training.new_optimiser(leaves)
     everything = {name: free.get(name, fixed.get(name)) for name in params}
-    for index in batches:
+    means = {name: tensor.detach().clone() for name, tensor in free.items()} if average else {}
+    for step, index in enumerate(batches, 1):
         with torch.enable_grad():  # whatever the caller has switched off
             value = loss(everything, data.take(index.to(data.y.device)))  # type: ignore[arg-type]
         optimiser.step(torch.autograd.grad(value, leaves, allow_unused=True))
-    return {name: tensor.detach() for name, tensor in everything.items() if tensor is not None}
+        if step > len(batches) // 2:
+            for name, mean in means.items():
+                mean.lerp_(free[name].detach(), 1 / (step - len(batches) // 2))
+    return {name: means.get(name, tensor.detach()) for name, tensor in everything.items() if tensor is not None}
 
 
 def pad(sets: Sequence[Batch]) -> Batch:

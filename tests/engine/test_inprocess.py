@@ -630,11 +630,11 @@ def test_traffic(kind: dict[str, bool], federation: Federation, make_model: Call
     _, (mean,) = run(FedAvg(), model, federation, rounds=1)
     assert (mean.bytes_up, mean.bytes_down) == (one, one)
     _, (relayed,) = run(FedC2I(), model, federation, rounds=1)
-    assert (relayed.bytes_up, relayed.bytes_down) == (one, 3 * one)
+    assert (relayed.bytes_up, relayed.bytes_down) == (one, 3 * (one + 1))  # a flag for each: the model is sound
     _, (counted,) = run(FedC2I(untrained_rows="exclude"), model, federation, rounds=1)
-    assert (counted.bytes_up, counted.bytes_down) == (one + 4 * 8, 3 * (one + 4 * 8))
+    assert (counted.bytes_up, counted.bytes_down) == (one + 4 * 8, 3 * (one + 4 * 8 + 1))
     _, (partial,) = run(FedC2I(), model, federation, rounds=1, clients_per_round=2)
-    assert partial.bytes_down == 2 * one
+    assert partial.bytes_down == 2 * (one + 1)
     assert size_in_bytes(model.init(0)) == one + (8 if kind.get("batch_norm") else 0)
 
 

@@ -88,14 +88,20 @@ DIMS = {"target": 0, "strength": None}
 
 
 def one_by_one(
-    model: Model, first: list[list[Params]], batches: Any, training: Training, context: Context, trainable: list[str]
+    model: Model,
+    first: list[list[Params]],
+    batches: Any,
+    training: Training,
+    context: Context,
+    trainable: list[str],
+    average: bool = False,
 ) -> list[list[Params]]:
     """What `train` makes of every client."""
     loss, sets = cross_entropy(model), datasets()
 
     def run(s: int, k: int) -> Params:
         mine = {"target": context["target"][s, k], "strength": context["strength"][s]}
-        return train(lambda p, b: loss(p, b, mine), first[s][k], trainable, sets[k], batches[s][k], training)
+        return train(lambda p, b: loss(p, b, mine), first[s][k], trainable, sets[k], batches[s][k], training, average)
 
     return [[run(s, k) for k in range(len(sets))] for s in range(SEEDS)]
 
@@ -104,18 +110,21 @@ def everyone(clients: int = len(SIZES)) -> Tensor:
     return torch.arange(clients).expand(SEEDS, clients)
 
 
+@pytest.mark.parametrize("average", [False, True], ids=["last", "mean"])
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
 @pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS.keys())
-def test_many_at_once_are_each_alone(training: Training, batch_norm: bool, make_model: Callable[..., Model]) -> None:
+def test_many_at_once_are_each_alone(
+    training: Training, batch_norm: bool, average: bool, make_model: Callable[..., Model]
+) -> None:
     """Unequal clients, which stop after different numbers of steps, with short batches; in two rounds."""
     model = in_double(make_model(batch_norm=batch_norm))
-    stepper = Stepper(cross_entropy(model), model.trainable, pad(datasets()), training, DIMS)
+    stepper = Stepper(cross_entropy(model), model.trainable, pad(datasets()), training, DIMS, average)
     for round, scale in ((1, 1.0), (2, -2.0)):  # the second run must not remember the first
         batches, context, first = batches_of(SIZES, training, round), context_of(scale=scale), starts(model)
         steps = steps_of(batches, training)
         assert len(set(steps.count.flatten().tolist())) == (1 if training.batch_size == 100 else 3)
         got = stepper.run(stacked(first), everyone(), steps, context)
-        want = one_by_one(model, first, batches, training, context, list(model.trainable))
+        want = one_by_one(model, first, batches, training, context, list(model.trainable), average)
         for s in range(SEEDS):
             for k in range(len(SIZES)):
                 assert_same_model(row(row(got, s), k), want[s][k], rtol=1e-6, atol=1e-9)
@@ -207,16 +216,70 @@ def test_plan_steps_by_hand() -> None:
     assert steps.weight.tolist() == [[[[1, 1], [1, 0]]], [[[1, 0], [0, 0]]], [[[0, 0], [0, 0]]]]
 
 
+def doubling(counts: list[list[int]]) -> tuple[Batch, Steps]:
+    """Steps of one sample each, as many for each client of each seed."""
+    most = max(map(max, counts))
+    images = torch.zeros(len(counts[0]), most, 3, 1, 1, dtype=torch.uint8)
+    data = Batch(images, torch.zeros(images.shape[:2], dtype=torch.int64), torch.ones(images.shape[:2]))
+    return data, plan_steps([[[torch.tensor([0])] * own for own in seed] for seed in counts], most, 1)
+
+
+def test_means_of_the_second_half_by_hand() -> None:
+    """Loss −w²/2 with steps of 1 doubles w: 1, then 2, 4, 8, 16, 32; n = 1 to 5 steps, all clients at once."""
+    means = {1: 2, 2: 4, 3: (4 + 8) / 2, 4: (8 + 16) / 2, 5: (8 + 16 + 32) / 3}
+    up, down, mixed = [1, 2, 3, 4, 5], [5, 4, 3, 2, 1], [3, 5, 1, 1, 4]
+    data, _ = doubling([up])
+    start = {"w": torch.ones(2, 5, 1).double(), "still": torch.full((2, 5), 7.0)}
+    training = Training(optimizer="sgd", lr=1.0)
+
+    def loss(params: Params, batch: Batch, context: Context) -> Tensor:
+        return -params["w"].square().sum() / 2
+
+    stepper = Stepper(loss, ["w"], data, training, {}, average=True)
+    for counts in ([up, down], [mixed, up]):  # the second run must not remember the first
+        got = stepper.run(start, everyone(5), doubling(counts)[1], {})
+        want = torch.tensor([[means[n] for n in own] for own in counts]).double()
+        torch.testing.assert_close(got["w"][..., 0], want)
+        assert (got["still"] == 7).all()
+    last = Stepper(loss, ["w"], data, training, {}).run(start, everyone(5), doubling([up, down])[1], {})
+    assert last["w"][0, :, 0].tolist() == [2, 4, 8, 16, 32]
+
+
+def test_shares_in_the_mean_by_hand() -> None:
+    _, steps = doubling([[1, 4, 5]])
+    assert steps.shares()[:, 0].T.tolist()[1] == [1, 1, 1, 1 / 2, 1 / 3]  # four steps; the last entry is beyond its end
+    assert steps.shares()[:, 0].T.tolist()[2] == [1, 1, 1, 1 / 2, 1 / 3]
+    assert steps.shares()[0, 0].tolist() == [1, 1, 1]
+
+
+def test_a_run_after_one_that_diverged() -> None:
+    """A mean that became nan does not stay so."""
+    data, steps = doubling([[3, 2]])
+    stepper = Stepper(
+        lambda params, batch, context: -params["w"].square().sum() / 2,
+        ["w"],
+        data,
+        Training(optimizer="sgd", lr=1.0),
+        {},
+        average=True,
+    )
+    for first, finite in ((torch.inf, False), (1.0, True)):
+        got = stepper.run({"w": torch.full((1, 2, 1), first)}, torch.tensor([[0, 1]]), steps, {})
+        assert torch.isfinite(got["w"]).all() == finite
+    assert got["w"].flatten().tolist() == [6, 4]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("average", [False, True], ids=["last", "mean"])
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
-def test_recorded_steps_are_the_same_steps(batch_norm: bool, make_model: Callable[..., Model]) -> None:
+def test_recorded_steps_are_the_same_steps(batch_norm: bool, average: bool, make_model: Callable[..., Model]) -> None:
     model, training, device = in_double(make_model(batch_norm=batch_norm)), TRAININGS["adam"], torch.device("cuda")
 
     def there(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(device) for name, tensor in tensors.items()}
 
     data = Batch(*(part.to(device) for part in pad(datasets())))
-    recorded, plain = (Stepper(cross_entropy(model), model.trainable, data, training, DIMS) for _ in range(2))
+    recorded, plain = (Stepper(cross_entropy(model), model.trainable, data, training, DIMS, average) for _ in range(2))
     plain._plain = True
     for round in (1, 2, 3):
         steps = steps_of(batches_of(SIZES, training, round), training)

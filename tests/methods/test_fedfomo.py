@@ -154,7 +154,7 @@ def test_where_nothing_is_sound_its_own_model_stays(model: Model, models: list[P
 
 
 def test_models_are_compared_on_held_out_data(make_federation: Callable[..., Federation], model: Model) -> None:
-    assert FedFomo(samples=7).probe == Probe(7, "held-out")
+    assert FedFomo(influence_samples=7).probe == Probe(7, "held-out")
     client = local_client(FedFomo(), model, make_federation(validation=3))
     assert torch.equal(client.recipe.probe(client.data, 1).y.sort()[0], client.data.validation.y.sort()[0])
     client = local_client(FedFomo(), model, make_federation())
@@ -200,8 +200,8 @@ def test_on_every_engine(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"samples": 0}, "samples must be a whole number of at least 1, or all, got '0'"),
-        ({"samples": "some"}, "samples .* or all"),
+        ({"influence_samples": 0}, "influence_samples must be a whole number of at least 1, or all, got '0'"),
+        ({"influence_samples": "some"}, "influence_samples .* or all"),
         ({"baseline": "mean"}, r"baseline must be start \| trained, got 'mean'"),
     ],
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -69,6 +70,14 @@ class Recipe:
         part = {"all": params.keys(), "body": model.body_names, "head": params.keys() - set(model.body_names)}
         return [name for name in params if name in part[phase.train] and name not in frozen]
 
+    def loss(self, params: Params, batch: Batch, site: Site, names: Sequence[str]) -> Tensor:
+        """What a local step that trains ``names`` minimises: the method's loss, and the anchor if there is one."""
+        loss = self.method.loss(params, batch, site)
+        if self.method.anchor:
+            for name in names:
+                loss = loss + self.method.anchor / 2 * (params[name] - site.start[name]).square().sum()
+        return loss
+
     def epochs(self, data: ClientData, round: int) -> list[list[Tensor]]:
         """The batches of a client's local run, by epoch; the same for every method."""
         return draw_epochs(data.samples, self.training, seeding.generator(self.seed, data.name, round, "batches"))
@@ -126,15 +135,11 @@ class LocalClient:
         recipe, params = self.recipe, start
         site = replace(self._site(received, position, round), start=start)
         for phase, epochs in recipe.run_phases(recipe.epochs(self.data, round)):
-            own = replace(site, training=phase.train != "head")
-
-            def loss(params: Params, batch: Batch, own: Site = own) -> Tensor:
-                return recipe.method.loss(params, batch, own)
-
+            names = recipe.trainable(phase, params)
+            loss = partial(recipe.loss, site=replace(site, training=phase.train != "head"), names=names)
             batches = [index for epoch in epochs for index in epoch]
             with seeding.isolated(self._device, recipe.seed, self.data.name, round, phase.train):
-                names = recipe.trainable(phase, params)
-                params = train(loss, params, names, self.data.train, batches, recipe.training)
+                params = train(loss, params, names, self.data.train, batches, recipe.training, recipe.method.average)
         return params
 
     def upload(self, params: Params, start: Params, received: Params, position: int, round: int) -> Params:

@@ -154,14 +154,14 @@ class Stacked:
     def _stepper(self, turn: Turn, phase: Phase, number: int, context: _Context, dims: _Context) -> Stepper:
         """For tensors of these shapes; it lives as long as this executor, for on a GPU it holds a recorded step."""
         recipe, kind = turn.recipe, ("train", number)
+        names = recipe.trainable(phase, turn.params)
 
         def loss(params: Params, batch: Batch, own: _Context) -> Tensor:
             with Lifted(batch.w):
-                return recipe.method.loss(params, batch, self._site(turn, own, kind, phase.train != "head"))
+                return recipe.loss(params, batch, self._site(turn, own, kind, phase.train != "head"), names)
 
         def make() -> Stepper:
-            names = recipe.trainable(phase, turn.params)
-            return Stepper(loss, names, self._stacks.train, recipe.training, dims)
+            return Stepper(loss, names, self._stacks.train, recipe.training, dims, recipe.method.average)
 
         return self._made_once(turn, kind, context, make)
 

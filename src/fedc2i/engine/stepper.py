@@ -29,6 +29,14 @@ class Steps:
     weight: Tensor
     count: Tensor  # (S, K)
 
+    def shares(self) -> Tensor:
+        """``(T, S, K)`` what an iterate counts in the running mean over the second half of its client's steps.
+
+        All up to that half's first, which the mean starts with, then 1/2, 1/3, ... as in `training.train`.
+        """
+        number = torch.arange(1, len(self.index) + 1)[:, None, None]
+        return 1 / (number - self.count // 2).clamp(min=1).to(torch.float64)
+
 
 def plan_steps(batches: Sequence[Sequence[Sequence[Tensor]]], steps: int, size: int) -> Steps:
     """From every client's batches, ``batches[s][k]`` a list of index tensors, padded to ``steps`` and ``size``."""
@@ -54,6 +62,7 @@ class Stepper:
         data: Batch,
         training: Training,
         context_dims: Any,
+        average: bool = False,
     ) -> None:
         """What stays the same between calls.
 
@@ -63,12 +72,14 @@ class Stepper:
             data: all clients' training sets padded to one length, ``x`` ``(M, N, 3, H, W)``.
             training: optimiser and its settings.
             context_dims: for each tensor of the context 0 if it has an axis for clients within a seed, else None.
+            average: whether results are means over the second half of each client's steps, see `training.train`.
         """
         self._data = data
         self._trainable = tuple(trainable)
         self._training = training
         self._context_dims = context_dims
         self._loss = loss
+        self._average = average
         self._graph: torch.cuda.CUDAGraph | None = None
         self._plain = data.y.device.type != "cuda"
         self._free: Stacked = {}
@@ -103,7 +114,7 @@ class Stepper:
             if number in ends:  # whoever ends here keeps this; further steps would move it on
                 finished = {
                     name: torch.where(ends[number].reshape(*clients.shape, *[1] * (now.ndim - 2)), now, finished[name])
-                    for name, now in self._everything().items()
+                    for name, now in (self._everything() | self._means).items()
                 }
         return {name: finished[name] for name in params}
 
@@ -114,10 +125,12 @@ class Stepper:
         device = self._data.y.device
         self._free = {name: torch.empty_like(params[name]).requires_grad_() for name in self._trainable}
         self._fixed = {name: torch.empty_like(tensor) for name, tensor in params.items() if name not in self._free}
+        self._means = {name: torch.empty_like(params[name]) for name in self._trainable if self._average}
         self._context = tree_map(torch.empty_like, context)
         self._clients = torch.empty_like(clients, device=device)
         self._index = torch.empty_like(steps.index, device=device)
         self._weight = torch.empty_like(steps.weight, device=device)
+        self._shares = steps.shares().to(device)
         self._at = torch.zeros(1, dtype=torch.int64, device=device)
         self._optimiser = self._training.new_optimiser(list(self._free.values()))
         names = list(params)
@@ -133,11 +146,14 @@ class Stepper:
         """Puts a run's inputs where the step reads them, and starts the optimiser afresh."""
         for name, tensor in self._everything().items():
             tensor.detach().copy_(params[name])
+        for name, mean in self._means.items():
+            mean.copy_(params[name])  # finite, if the start is: what an earlier run left may not be
         for mine, given in zip(tree_leaves(self._context), tree_leaves(context), strict=True):
             mine.copy_(given)
         self._clients.copy_(clients)
         self._index.copy_(steps.index)
         self._weight.copy_(steps.weight)
+        self._shares.copy_(steps.shares())
         self._at.zero_()
         self._optimiser.reset()
 
@@ -150,4 +166,12 @@ class Stepper:
             losses = self._losses(self._free, self._fixed, batch, self._context)
             gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         self._optimiser.step([None if gradient is None else gradient.contiguous() for gradient in gradients])
+        if self._means:
+            self._take_into_means()
         self._at.add_(1).clamp_(max=len(self._index) - 1)  # runs before a recording must not go beyond the end
+
+    def _take_into_means(self) -> None:
+        share = self._shares.index_select(0, self._at)[0]
+        for name, mean in self._means.items():
+            now = self._free[name].detach()
+            mean.lerp_(now, share.reshape(*share.shape, *[1] * (now.ndim - 2)).to(now.dtype))

@@ -4,7 +4,8 @@
 all clients stacked on a GPU, real sites) is not its business: it never sees other clients' data, the round loop or a
 device. One round, as the engines run it:
 
-    client   params = train on ``loss`` from its start          (``phases`` says what is trained, and how long)
+    client   params = train on ``loss`` from its start          (``phases`` says what is trained, and how long;
+                                                                ``anchor`` and ``average`` are every method's)
     client   upload(params, data, site)                         all that leaves the client
     server   combine(uploads, state)                            what each client receives
     client   personalise(own, batch, site)                      the start of its next round, and diagnostics
@@ -14,8 +15,9 @@ Client-side functions may be lifted over clients with ``torch.func.vmap``: they 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import ClassVar, Literal
 
 import torch
@@ -24,6 +26,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.errors import UserError
 from fedc2i.models import Model
+from fedc2i.options import check_at_least, option
 from fedc2i.params import Params, Stacked, floating, mix, select, uniform
 from fedc2i.training import Batch
 
@@ -127,9 +130,13 @@ class Download:
         return {**self.shared, **own}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """A federated method; as it stands, FedAvg with equal weights.
+
+    Its two options are those of every method, so that any baseline can be given the same extras as a control. They act
+    in local training (`engine.client.Recipe.loss`, `training.train`) and need no line in a method. Each phase has its
+    own share of both: the anchor holds what the phase trains, and the mean is over the phase's steps.
 
     Attributes:
         name: what the user types.
@@ -138,6 +145,9 @@ class Method:
         headline: the evaluation point that the method's authors report.
         reconstruction: for a method whose paper gives no code or full text: one sentence on what ours is built from.
         keeps_uploads: whether `combine` sees every client's latest upload, or only this round's.
+        anchor: μ of a term μ/2·‖w − w_start‖² in the local loss, w_start the model the round started from; 0 is none.
+        average: whether a client keeps and uploads the mean of its iterates over the second half of its local steps,
+            of n those after steps ⌊n/2⌋ + 1 to n; statistics such as BatchNorm's keep their last value.
     """
 
     name: ClassVar[str] = ""
@@ -149,6 +159,9 @@ class Method:
 
     registry: ClassVar[dict[str, type[Method]]] = {}
 
+    anchor: float = option(0.0, "strength μ of a pull towards the model the local run started from, at least 0")
+    average: bool = option(False, "keep and send the mean of the models over the second half of the local steps")
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "name" in cls.__dict__ and cls.name:
@@ -156,6 +169,13 @@ class Method:
             if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise UserError(f"{cls.__qualname__}: the name '{cls.name}' is taken by {other.__module__}")
             Method.registry[cls.name] = cls
+        if "__post_init__" in cls.__dict__:  # it may forget its super()
+            cls.__post_init__ = _checked(cls.__dict__["__post_init__"])  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 0, "anchor")
+        if not isinstance(self.average, bool):
+            raise UserError(f"average must be true or false, got '{self.average}'")
 
     # What a client does, in the order of a round.
 
@@ -209,3 +229,14 @@ class Method:
     def weights(self, uploads: Uploads) -> Tensor:
         """``(K,)`` weights of the mean, summing to one: equal."""
         return uniform(len(uploads.clients), uploads.samples.to(torch.float32))
+
+
+def _checked(post_init: Callable[[Method], None]) -> Callable[[Method], None]:
+    """A subclass's own checks, after those of what all methods have."""
+
+    @wraps(post_init)
+    def both(method: Method) -> None:
+        Method.__post_init__(method)
+        post_init(method)
+
+    return both

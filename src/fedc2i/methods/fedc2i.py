@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from fedc2i.gamma import Gamma
 from fedc2i.influence import (
     class_losses_of_heads,
     client_losses,
@@ -31,9 +32,11 @@ from fedc2i.influence import (
 )
 from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
 from fedc2i.models import scale
-from fedc2i.options import check_at_least, check_choice, check_whole, option
+from fedc2i.options import check_at_least, check_choice, check_whole, convert, option
 from fedc2i.params import Params, Stacked, finite, mix, mix_tensor, select, zero_where_not
 from fedc2i.training import Batch
+
+VALID = "valid"  # sent along with the relayed models: (K,) which of them hold only finite numbers
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,10 @@ class FedC2I(Method):
     about = "bodies mixed by client-level, classifier rows by class-level influence"
     keeps_uploads = True
 
-    gamma: float = option(5.0, "sensitivity γ to influence, at least 0; 0 is FedAvg")
-    gamma_class: float | None = option(None, "γ of the influence matrix; none: the same")
+    gamma: float | Gamma = option(  # noqa: RUF009  (a field, of a type that ruff does not know to be immutable)
+        5.0, "sensitivity γ to influence, at least 0; 0 is FedAvg; a number or an adaptive one"
+    )
+    gamma_class: float | Gamma | None = option(None, "γ of the influence matrix; none: the same")  # noqa: RUF009
     variant: Literal["full", "client", "class-local", "class-global"] = option(
         "full", "the paper's ablation: λ and Λ; λ only; Λ with a private body; Λ with the mean body"
     )
@@ -76,9 +81,9 @@ class FedC2I(Method):
     def __post_init__(self) -> None:
         check_choice(self, "variant", "head", "class_features", "influence", "influence_split", "missing")
         check_choice(self, "untrained_rows", "not_finite")
-        check_at_least(self, 0, "gamma")
-        if self.gamma_class is not None:
-            check_at_least(self, 0, "gamma_class")
+        object.__setattr__(self, "gamma", convert(self.gamma, float | Gamma, "gamma"))
+        object.__setattr__(self, "gamma_class", convert(self.gamma_class, float | Gamma | None, "gamma_class"))
+        check_at_least(self, 0, *(n for n in ("gamma", "gamma_class") if isinstance(getattr(self, n), float)))
         check_whole(self, 1, "influence_samples", also="all")
 
     @property
@@ -92,8 +97,10 @@ class FedC2I(Method):
         return {**model, "class_counts": site.counts} if self.untrained_rows == "exclude" else model
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
-        """Relays every model to everyone."""
-        return Download(shared=uploads.tensors, clients=uploads.clients), state
+        """Relays every model to everyone, and which of them are sound, so that clients need not look again."""
+        valid = finite(uploads.tensors)
+        tensors = uploads.tensors if bool(valid.all()) else zero_where_not(valid, uploads.tensors)
+        return Download(shared={**tensors, VALID: valid}, clients=uploads.clients), state
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
         """Measures influence on one batch and mixes the received models by it."""
@@ -102,8 +109,11 @@ class FedC2I(Method):
         peers = select(site.received, (*model.body_names, *model.head_names))
         if not peers:  # no upload was usable yet
             return own, {}
-        valid = finite(peers)  # one model with a nan would spoil every mean it is part of
-        peers = zero_where_not(valid, peers)
+        if VALID in site.received:
+            valid = site.received[VALID]
+        else:  # one model with a nan would spoil every mean it is part of
+            valid = finite(peers)
+            peers = zero_where_not(valid, peers)
         bodies, heads = select(peers, model.body_names), select(peers, model.head_names)
         batch = batch._replace(x=scale(batch.x, own[model.head_names[0]].dtype))  # once, not for every forward pass
         measures = _can_measure(own, site)
@@ -115,8 +125,9 @@ class FedC2I(Method):
         head_weights = self._head_weights(own, body, heads, body_weights, valid, measures, batch, site, report)
         start = {**start, **{name: mix_tensor(head_weights, rows) for name, rows in heads.items()}}
 
-        plain = {**own, **mix(equal_share(valid, head_weights), peers)}
-        start = {name: torch.where(measures, tensor, plain[name]) for name, tensor in start.items()}
+        if self.variant != "full":  # there both weights are equal already where nothing can be measured
+            plain = {**own, **mix(equal_share(valid, head_weights), peers)}
+            start = {name: torch.where(measures, tensor, plain[name]) for name, tensor in start.items()}
         some = valid.any()
         return {name: torch.where(some, tensor, own[name]) for name, tensor in start.items()}, report
 
@@ -142,7 +153,9 @@ class FedC2I(Method):
             losses = client_losses(loss, bodies, valid)
         else:
             losses = first_order_losses(loss, bodies, valid, select(bodies, site.model.trainable))
-        weights = influence(losses, self.gamma, valid, self.not_finite)
+        weights, gamma = self._weigh(losses, self.gamma, valid, site)
+        if gamma is not None:
+            report["gamma"] = torch.where(measures, gamma, torch.nan)
         weights = fill_empty(weights, _own_or(everyone, valid, site))
         weights = torch.where(measures, weights, everyone)
         report.update(client_losses=losses, influence_vector=weights)
@@ -174,14 +187,23 @@ class FedC2I(Method):
             bias = None if bias is None else torch.where(usable, bias, 0.0)
         logits = site.model.head(own, features)
         losses = class_losses_of_heads(logits, features, weight, bias, batch.y, batch.w, usable)
-        gamma = self.gamma if self.gamma_class is None else self.gamma_class
-        weights = fill_empty(influence(losses, gamma, usable, self.not_finite), keep)
+        weights, gamma = self._weigh(losses, self.gamma if self.gamma_class is None else self.gamma_class, usable, site)
+        if gamma is not None:  # for each entry of Λ: in a report (C,) could be taken for one number per client
+            used = measures & usable & (site.counts > 0 if self.missing != "formula" else True)
+            report["gamma_class"] = torch.where(used, gamma, torch.nan)
+        weights = fill_empty(weights, keep)
         if self.missing != "formula":
             instead = {"uniform": everyone, "own": keep}[self.missing]
             weights = torch.where(site.counts > 0, weights, instead[:, None])
         weights = torch.where(measures, weights, everyone[:, None])
         report.update(class_losses=losses, influence_matrix=weights)
         return weights
+
+    def _weigh(self, losses: Tensor, gamma: float | Gamma, valid: Tensor, site: Site) -> tuple[Tensor, Tensor | None]:
+        """Losses ``(K,)`` or ``(K, C)`` to weights, and the γ ``()`` or ``(C,)`` that an adaptive one came to."""
+        if isinstance(gamma, Gamma):
+            return gamma.weights(losses, valid, site, self.not_finite)
+        return influence(losses, gamma, valid, self.not_finite), None
 
 
 def _can_measure(own: Params, site: Site) -> Tensor:

@@ -47,16 +47,16 @@ class FedFomo(Method):
     baseline: Literal["start", "trained"] = option(
         "start", "what a model must beat: the one the local run started from, or the one just trained"
     )
-    samples: int | Literal["all"] = option("all", "held-out samples that models are compared on, or all")
+    influence_samples: int | Literal["all"] = option("all", "held-out samples that models are compared on, or all")
 
     def __post_init__(self) -> None:
         check_choice(self, "baseline")
-        check_whole(self, 1, "samples", also="all")
+        check_whole(self, 1, "influence_samples", also="all")
 
     @property
     def probe(self) -> Probe:
         """Validation data, or training data where there is none."""
-        return Probe(self.samples, "held-out")
+        return Probe(self.influence_samples, "held-out")
 
     def setup(self, params: Params, model: Model) -> Params:
         """Beside the model, a private copy of the one the next local run starts from, where that is the baseline."""

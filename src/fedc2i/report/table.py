@@ -143,7 +143,7 @@ _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
-    **{"±": r"$\pm$", "²": "$^2$", "γ": r"$\gamma$", "λ": r"$\lambda$", "Λ": r"$\Lambda$", "−": "$-$"},
+    **{"±": r"$\pm$", "²": "$^2$", "⁺": "$^+$", "γ": r"$\gamma$", "λ": r"$\lambda$", "Λ": r"$\Lambda$", "−": "$-$"},
 }
 
 
