@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedc2i import api, cli_data, cli_paper, config, results
+from fedc2i import api, cli_data, cli_paper, cli_study, config, results
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.options import options_of
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_data.app, name="data")
 app.command()(cli_paper.paper)
+app.add_typer(cli_study.app, name="study")
 INTERRUPTED = 130  # the exit code of a program that ctrl-c ended
 
 Data = Annotated[str | None, typer.Option(help="embedded, digit5, office10, folder:DIR or arrays:DIR.")]
@@ -41,6 +42,9 @@ ModelName = Annotated[
 ]
 Rounds = Annotated[str | None, typer.Option(help="Communication rounds.")]
 Seeds = Annotated[str | None, typer.Option(help="For example 0,1,2 or 0-9.")]
+Topology = Annotated[
+    str | None, typer.Option(help="Whose models a client receives: full, ring, random:K or a FILE of neighbours.")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE: any setting or option of the method.")]
 Out = Annotated[Path | None, typer.Option(help="A new folder for the run; by default one under runs/.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
@@ -57,6 +61,7 @@ def run(
     model: ModelName = None,
     rounds: Rounds = None,
     seeds: Seeds = None,
+    topology: Topology = None,
     set_: Set = None,
     out: Out = None,
     device: Device = None,
@@ -68,7 +73,7 @@ def run(
     METHOD is a name that `fedc2i methods` lists (fedc2i by default), with or without options (fedc2i:gamma=2), or
     FILE.py:CLASS. Options of the method can also be given as --set NAME=VALUE.
     """
-    values = _values(config_file, set_, data, data_dir, partition, model, rounds, seeds, device)
+    values = _values(config_file, set_, data, data_dir, partition, model, rounds, seeds, topology, device)
     named = method or values.pop("method", "fedc2i")
     plans = prepare([named], {name: value for name, value in values.items() if name != "method"})
     folder = new_folder(out, f"{slug(plans[0].key)}-{slug(plans[0].config.data)}")
@@ -86,6 +91,7 @@ def compare(
     model: ModelName = None,
     rounds: Rounds = None,
     seeds: Seeds = None,
+    topology: Topology = None,
     set_: Set = None,
     out: Out = None,
     device: Device = None,
@@ -96,7 +102,7 @@ def compare(
 
     METHOD is a name that `fedc2i methods` lists, with or without options (fedc2i:gamma=2), or FILE.py:CLASS.
     """
-    values = _values(config_file, set_, data, data_dir, partition, model, rounds, seeds, device)
+    values = _values(config_file, set_, data, data_dir, partition, model, rounds, seeds, topology, device)
     plans = prepare(wanted, {name: value for name, value in values.items() if name != "method"})
     folder = new_folder(out, f"compare-{slug(plans[0].config.data)}")
     with _watching(plans, folder) as view:
@@ -113,20 +119,23 @@ def list_methods(json: Json = False) -> None:
             kind.name: {"about": kind.about, "reconstruction": kind.reconstruction, "options": _options(kind)}
             for kind in kinds
         }
-        print(to_json({"methods": listed, "settings": _options(config.Config)}), end="")
+        print(to_json({"methods": listed, "shared": _options(Method), "settings": _options(config.Config)}), end="")
         return
     console = Console()
     for kind in kinds:
         note = f". {kind.reconstruction}" if kind.reconstruction else ""
         _print_options(console, f"{kind.name}: {kind.about}{note}", kind)
+    _print_options(console, "every method", Method)
     _print_options(console, "every run", config.Config)
 
 
 def _options(kind: type) -> dict[str, Any]:
+    """By name; of a method only its own, and shared ones that it has another default for."""
+    shared = options_of(Method) if issubclass(kind, Method) and kind is not Method else {}
     return {
         option.name: {"default": option.default, "allowed": option.allowed, "about": option.about}
         for option in options_of(kind).values()
-        if option.name not in ("method", "options")
+        if option.name not in ("method", "options") and option != shared.get(option.name)
     }
 
 
@@ -137,7 +146,7 @@ def _print_options(console: Console, title: str, kind: type) -> None:
     if table.row_count:
         console.print(table)
     else:
-        console.print(title, "(no options)", highlight=False, style="italic")
+        console.print(title, "(no options of its own)", highlight=False, style="italic")
     console.print()
 
 
@@ -153,7 +162,7 @@ def _values(file: Path | None, pairs: list[str] | None, *named: Any) -> dict[str
         if isinstance(values.get("options"), dict):
             values["options"].pop(name, None)
         values[name] = value
-    names = ("data", "data_dir", "partition", "model", "rounds", "seeds", "device")
+    names = ("data", "data_dir", "partition", "model", "rounds", "seeds", "topology", "device")
     values |= {name: str(value) for name, value in zip(names, named, strict=True) if value is not None}
     return values
 

@@ -51,6 +51,7 @@ class Config:
     evaluate_every: int = option(1, "rounds between evaluations; 0: only after the last round")
     patience: int = option(0, "stop after this many evaluations without a better validation accuracy; 0: never")
     init: Literal["common", "independent"] = option("common", "one initial model for all clients, or one for each")
+    topology: str = option("full", "whose models a client receives: full, ring, random:K or FILE")
     executor: Literal["auto", "looped", "workers", "stacked"] = option(
         "auto", "clients one by one, over processes, or all at once; auto: what is fastest"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -158,6 +159,7 @@ class Result:
         }
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Of Python and the packages that decide numbers."""
     found = {"fedc2i": __version__, "python": platform.python_version()}

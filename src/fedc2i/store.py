@@ -29,11 +29,13 @@ _ABOVE = (
     "cli.py",
     "cli_data.py",
     "cli_paper.py",
+    "cli_study.py",
     "paper.py",
     "progress.py",
     "recipes.py",
     "significance.py",
     "store.py",
+    "study.py",
 )
 _NOT_NUMBERS = ("data_dir", "device", "seeds")  # settings that do not decide a single seed's numbers by themselves
 

@@ -242,8 +242,8 @@ def test_a_long_run_moves_to_workers_and_a_short_one_does_not(
     where: list[str] = []
     train = Adaptive.train
 
-    def watched(self: Adaptive, *rest: Any) -> Any:
-        result = train(self, *rest)
+    def watched(self: Adaptive, *rest: Any, **more: Any) -> Any:
+        result = train(self, *rest, **more)
         where.append(type(self._now).__name__)
         return result
 

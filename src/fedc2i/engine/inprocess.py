@@ -6,22 +6,25 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import TypeVar
 
 import torch
 
 from fedc2i.data.federation import Federation
 from fedc2i.engine.adaptive import Adaptive
 from fedc2i.engine.client import ClientData, Recipe
-from fedc2i.engine.executor import Executor
+from fedc2i.engine.executor import Executor, Turn
 from fedc2i.engine.lane import Lane
 from fedc2i.engine.looped import Looped
 from fedc2i.engine.pool import Pool, cores, start
-from fedc2i.engine.rounds import Outcome, Round
+from fedc2i.engine.rounds import Metrics, Outcome, Round
 from fedc2i.engine.settings import Settings, check
 from fedc2i.engine.stacked import Stacked
 from fedc2i.engine.workers import Workers
 from fedc2i.methods.base import Method
 from fedc2i.models import Model
+
+_Result = TypeVar("_Result")
 
 
 def federate(
@@ -57,12 +60,13 @@ def federate(
         for number in range(1, settings.rounds + 1):
             began = time.perf_counter()
             due = settings.is_due(number)
-            trained = executor.train([lane.to_train(number) for lane in lanes], due)
-            partial = due and settings.participants(len(data)) < len(data)
-            others = executor.evaluate([lane.sitting_out(number) for lane in lanes]) if partial else [[] for _ in lanes]
+            trained = _by_lane(executor.train, [lane.to_train(number) for lane in lanes], due)
+            others: list[list[Metrics]] = [[] for _ in lanes]
+            if due and settings.participants(len(data)) < len(data):
+                others = _by_lane(executor.evaluate, [lane.sitting_out(number) for lane in lanes])
             for lane, runs, scores in zip(lanes, trained, others, strict=True):
                 lane.collect(runs, scores, number, due)
-            received = executor.personalise([lane.to_personalise(number, due) for lane in lanes], due)
+            received = _by_lane(executor.personalise, [lane.to_personalise(number, due) for lane in lanes], due)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = (time.perf_counter() - began) / len(lanes)
@@ -76,6 +80,12 @@ def federate(
             if not lanes:
                 break
     return {seed: outcomes[seed] for seed in seeds}
+
+
+def _by_lane(compute: Callable[..., list[_Result]], asked: Sequence[list[Turn]], *more: bool) -> list[list[_Result]]:
+    """The results of the turns that each lane asked for, computed together."""
+    results = iter(compute([turn for turns in asked for turn in turns], *more))
+    return [[next(results) for _ in turns] for turns in asked]
 
 
 def _executor(

@@ -11,23 +11,12 @@ from fedc2i.methods.base import Download, Method, Uploads
 from fedc2i.params import Stacked, finite, floating, mix, replace_rows, rows, uniform
 
 
-class Server:
-    """Holds uploads, their ages and the method's server state; knows no client's data."""
+class Mailbox:
+    """The latest upload of every client."""
 
-    def __init__(self, method: Method, samples: Tensor, models: Stacked) -> None:
-        """Starts with nothing received.
-
-        Args:
-            method: whose ``combine`` to call.
-            samples: ``(M,)`` how many training samples each client has.
-            models: the clients' initial models, stacked.
-        """
-        self.method = method
-        self.samples = samples
-        self.download = Download()
-        self.state = method.opening(mix(uniform(len(samples), samples.to(torch.float32)), floating(models)))
+    def __init__(self, clients: int) -> None:
         self._uploads: Stacked = {}
-        self._sent = [0] * len(samples)  # the round of each client's latest upload, 0 for none
+        self.sent = [0] * clients  # the round of each client's latest upload, 0 for none
 
     def receive(self, clients: Sequence[int], uploads: Stacked, round: int) -> list[int]:
         """Takes the uploads of this round; returns the clients whose upload held nan or infinity and was refused.
@@ -38,26 +27,62 @@ class Server:
         kept = [k for k, good in enumerate(sound) if good]
         if not self._uploads:
             self._uploads = {
-                name: tensor.new_zeros((len(self._sent), *tensor.shape[1:])) for name, tensor in uploads.items()
+                name: tensor.new_zeros((len(self.sent), *tensor.shape[1:])) for name, tensor in uploads.items()
             }
         accepted = [clients[k] for k in kept]
         if accepted:
             self._uploads = replace_rows(self._uploads, accepted, rows(uploads, kept))
         for client in accepted:
-            self._sent[client] = round
+            self.sent[client] = round
         return [clients[k] for k, good in enumerate(sound) if not good]
 
+    def of(self, clients: Sequence[int]) -> Stacked:
+        """The uploads of these clients, stacked."""
+        return rows(self._uploads, clients)
+
+
+class Server:
+    """The method's server state and download for clients that receive from the same clients; knows no client's data."""
+
+    def __init__(
+        self,
+        method: Method,
+        samples: Tensor,
+        models: Stacked,
+        sources: Sequence[int] | None = None,
+        mailbox: Mailbox | None = None,
+    ) -> None:
+        """Starts with nothing received.
+
+        Args:
+            method: whose ``combine`` to call.
+            samples: ``(M,)`` how many training samples each client has.
+            models: the clients' initial models, stacked.
+            sources: the clients whose models, initial and uploaded, it may see, in table order; all by default.
+            mailbox: where uploads lie, if other servers read there too.
+        """
+        self.method = method
+        self.samples = samples
+        self.mailbox = Mailbox(len(samples)) if mailbox is None else mailbox
+        self.download = Download()
+        self._sources = tuple(range(len(samples)) if sources is None else sources)
+        known = floating(rows(models, self._sources))
+        self.state = method.opening(mix(uniform(len(self._sources), samples.to(torch.float32)), known))
+
+    def receive(self, clients: Sequence[int], uploads: Stacked, round: int) -> list[int]:
+        """Takes the uploads of this round; see `Mailbox.receive`."""
+        return self.mailbox.receive(clients, uploads, round)
+
     def combine(self, round: int) -> Download:
-        """What every client receives after this round; the same as last time if nothing usable arrived."""
-        oldest = 1 if self.method.keeps_uploads else round
-        clients = [client for client, sent in enumerate(self._sent) if sent >= oldest]
+        """What its clients receive after this round; the same as last time if nothing usable arrived."""
+        oldest, sent = 1 if self.method.keeps_uploads else round, self.mailbox.sent
+        clients = [client for client in self._sources if sent[client] >= oldest]
         if clients:
-            everyone = len(clients) == len(self._sent)
             uploads = Uploads(
-                self._uploads if everyone else rows(self._uploads, clients),
+                self.mailbox.of(clients),
                 tuple(clients),
                 self.samples[clients],
-                torch.tensor([round - self._sent[client] for client in clients], device=self.samples.device),
+                torch.tensor([round - sent[client] for client in clients], device=self.samples.device),
             )
             self.download, self.state = self.method.combine(uploads, self.state)
         return self.download

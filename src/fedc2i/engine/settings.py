@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedc2i.data.federation import Federation
+from fedc2i.engine import topology
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.models import Model
@@ -26,6 +27,8 @@ class Settings:
         evaluate_every: rounds between evaluations; the last round is always evaluated, with 0 no other is.
         patience: stop after this many evaluations without a better mean validation accuracy; 0 never stops early.
         init: one ``common`` initial model, or an ``independent`` one for each client.
+        topology: whose models a client receives: ``full``, everyone's; ``ring``, those of its neighbours in the table;
+            ``random:K``, those of K others, drawn once for a run; or a file (see `fedc2i.engine.topology`).
         executor: ``looped``, one client after the other; ``workers``, over processes of a CPU, with the same numbers;
             ``stacked``, all clients at once; or ``auto``: stacked on a GPU, on a CPU workers where that pays.
         workers: processes on a CPU; 0: one per core, divided by ``threads``.
@@ -40,6 +43,7 @@ class Settings:
     evaluate_every: int = 1
     patience: int = 0
     init: Literal["common", "independent"] = "common"
+    topology: str = "full"
     executor: Literal["auto", "looped", "workers", "stacked"] = "auto"
     workers: int = 0
     clients_at_once: int = 0
@@ -78,11 +82,13 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
 
     Raises:
         UserError: for a model that does not fit the data or the method, options that need validation data where there
-            is none, a share of clients that is none, or an executor that cannot run the model.
+            is none, a share of clients that is none, a topology that does not fit the clients, or an executor that
+            cannot run the model.
     """
     model.check(federation.clients[0].train.x[:2], len(federation.classes))
     method.setup(model.init(0, "check"), model)  # a method may refuse a model, e.g. FedBN one without BatchNorm
     settings.participants(len(federation.clients))
+    topology.parse(settings.topology, federation.names, seed=0)
     if settings.executor == "workers" and os.name != "posix":
         raise UserError("executor=workers needs Linux or macOS; use executor=looped")
     if settings.executor == "stacked" and model.evaluates_in_batches:

@@ -1,0 +1,711 @@
+"""Clients that receive from their neighbours only: who those are, what comes of it, that nothing else gets through."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedc2i
+from fedc2i.config import read_toml
+from fedc2i.data.federation import Federation
+from fedc2i.engine import Outcome, Round, Settings, federate, pool
+from fedc2i.engine.executor import Received, Trained, Turn
+from fedc2i.engine.looped import Looped
+from fedc2i.engine.server import Server
+from fedc2i.engine.topology import MOST_BYTES, Circle, Topology, parse
+from fedc2i.errors import UserError
+from fedc2i.methods import Method
+from fedc2i.methods.base import Uploads
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.fedfomo import FedFomo
+from fedc2i.methods.fedproto import FedProto
+from fedc2i.methods.local import Local
+from fedc2i.methods.pfedgraph import PFedGraph
+from fedc2i.models import Model
+from fedc2i.params import Params, Stacked, floating, row, size_in_bytes
+from fedc2i.training import Training
+from helpers import QUICK, call, write_arrays
+from method_checks import in_double
+from oracles import assert_same_model
+
+TRAINING = Training(epochs=1, batch_size=5, lr=0.01)
+SIZES = (12, 20, 7, 9, 15)
+RING = ((0, 1, 4), (0, 1, 2), (1, 2, 3), (2, 3, 4), (0, 3, 4))
+EVERY_METHOD = sorted(Method.registry)
+NAMES = ("a", "b", "c", "d")
+Run = tuple[dict[int, Outcome], list[Round]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_workers_left() -> Iterator[None]:
+    yield
+    pool.stop()
+
+
+@pytest.fixture
+def normed(make_model: Callable[..., Model]) -> Model:
+    """A model that every method can run."""
+    return make_model(layer_norm=True)
+
+
+def run(
+    method: Method, model: Model, federation: Federation, topology: str, seeds: Sequence[int] = (0,), **settings: Any
+) -> Run:
+    reports: list[Round] = []
+    how = Settings(**{"rounds": 2, "training": TRAINING, "executor": "looped", "topology": topology, **settings})
+    return federate(method, model, federation, how, seeds, on_round=reports.append), reports
+
+
+def assert_same_run(one: Run, two: Run) -> None:
+    for seed, outcome in one[0].items():
+        assert_same_model(outcome.trained, two[0][seed].trained, 0, 0)
+        assert_same_model(outcome.received, two[0][seed].received, 0, 0)
+    for a, b in zip(one[1], two[1], strict=True):
+        assert replace(a, seconds=0, influence={}) == replace(b, seconds=0, influence={})
+        assert a.influence.keys() == b.influence.keys()
+        for name, array in a.influence.items():
+            assert array.tobytes() == b.influence[name].tobytes(), name
+
+
+# Who receives from whom.
+
+
+def test_full_is_one_circle_of_all() -> None:
+    topology = parse("full", NAMES, 0)
+    assert topology == Topology(((0, 1, 2, 3),) * 4)
+    assert topology.circles() == (Circle((0, 1, 2, 3), (0, 1, 2, 3)),)
+
+
+def test_ring_by_hand() -> None:
+    assert parse("ring", "abcde", 0).sources == RING
+    assert parse("ring", "abcde", 0).circles() == tuple(Circle((m,), own) for m, own in enumerate(RING))
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_a_ring_of_few_is_full(clients: int) -> None:
+    assert parse("ring", NAMES[:clients], 0) == parse("full", NAMES[:clients], 0)
+
+
+@pytest.mark.parametrize(("clients", "k"), [(2, 1), (5, 1), (5, 3), (20, 7), (20, 19)])
+def test_random_has_exactly_k_others(clients: int, k: int) -> None:
+    names = [str(m) for m in range(clients)]
+    topology = parse(f"random:{k}", names, 3)
+    for m, own in enumerate(topology.sources):
+        assert m in own
+        assert len(set(own)) == len(own) == k + 1
+        assert list(own) == sorted(own)
+        assert set(own) <= set(range(clients))
+    assert parse(f"random:{k}", names, 3) == topology
+    if k < clients - 1:
+        assert len({parse(f"random:{k}", names, seed) for seed in range(5)}) > 1
+    else:
+        assert topology == parse("full", names, 0)
+
+
+def test_random_draws_every_other_client_equally_often() -> None:
+    counts = np.zeros((5, 5))
+    for seed in range(400):
+        for m, own in enumerate(parse("random:2", "abcde", seed).sources):
+            counts[m, list(own)] += 1
+    assert (counts.diagonal() == 400).all()
+    assert abs(counts[~np.eye(5, dtype=bool)] - 200).max() < 50  # five standard deviations
+
+
+def write(folder: Path, text: str | bytes) -> str:
+    path = folder / "who.txt"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
+
+
+def test_a_file_of_neighbours(tmp_path: Path) -> None:
+    text = "# who: from whom\n\na: b, c\n  b :a\nc:\n d: d,a , b,b\n"
+    want = ((0, 1, 2), (0, 1), (2,), (0, 1, 3))
+    assert parse(write(tmp_path, text), NAMES, 0).sources == want
+    assert parse(write(tmp_path, "\ufeff" + text.replace("\n", "\r\n")), NAMES, 0).sources == want
+
+
+def test_names_that_need_quotes_in_a_file(tmp_path: Path) -> None:
+    names = ("Scans/1", "site #2, north", "x:y", "two words")
+    text = 'Scans/1: "site #2, north", two words\n"site #2, north":\n"x:y": "Scans/1"\n"two words": "x:y"\n'
+    assert parse(write(tmp_path, text), names, 0).sources == ((0, 1, 3), (1,), (0, 2), (2, 3))
+
+
+@pytest.mark.parametrize("text", ["full", "ring", "random:2"])
+def test_a_file_says_what_a_word_says(text: str, tmp_path: Path) -> None:
+    topology = parse(text, NAMES, 5)
+    lines = [f"{name}: {', '.join(NAMES[m] for m in own)}" for name, own in zip(NAMES, topology.sources, strict=True)]
+    assert parse(write(tmp_path, "\n".join(reversed(lines))), NAMES, 0) == topology
+
+
+def test_clients_with_the_same_sources_share_a_circle(tmp_path: Path) -> None:
+    topology = parse(write(tmp_path, "a: c\nb: d\nc: a\nd: b, c"), NAMES, 0)
+    assert topology.circles() == (Circle((0, 2), (0, 2)), Circle((1,), (1, 3)), Circle((3,), (1, 2, 3)))
+
+
+GOOD = "b:\nc:\nd:\n"
+BAD_FILES = [
+    (GOOD, r"who.txt: no line for a; every client needs one, 'client: neighbour, neighbour' or just 'client:'"),
+    ("", r"no line for a, b, c, d; every client needs one"),
+    ("a\n" + GOOD, r"line 1 must be 'client: neighbour, neighbour', with names of clients, got 'a'"),
+    (GOOD + "a: b c", r"line 4: no client 'b c', allowed are a, b, c, d"),
+    (GOOD + "a: b,", r"line 4 must be"),
+    (GOOD + "a: ,b", r"line 4 must be"),
+    (GOOD + "a: b: c", r"line 4 must be"),
+    (GOOD + "a, b", r"line 4 must be"),
+    (GOOD + ": b", r"line 4 must be"),
+    (GOOD + 'a: "b', r"line 4 must be"),
+    (GOOD + 'a: b "c"', r"line 4 must be"),
+    (GOOD + 'a: ""', r"line 4: no client ''"),
+    (GOOD + "A: b", r"line 4: no client 'A', allowed are a, b, c, d"),
+    (GOOD + "a: e", r"line 4: no client 'e', allowed are a, b, c, d"),
+    (GOOD + "a: b\na: c", r"line 5: a second line for client 'a', allowed is one for each"),
+    (GOOD + "a: \x1b[31m" + "e" * 500, r"line 4: no client '\?\[31m[e]{55}\.\.\.', allowed"),
+    (GOOD + "a: " + " " * 100_000 + "e", r"line 4: no client 'e'"),
+    (GOOD + "a: " + "b," * 500_000, r"line 4 must be"),
+    (GOOD + 'a: "' * 200_000, r"line 4 must be"),
+    (b"\xff\xfe\x00", r"who.txt: not a text file, expected lines 'client: neighbour, neighbour' in UTF-8"),
+    (b"#" * (MOST_BYTES + 1), r"who.txt: too large, allowed are 4,194,304 bytes"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_FILES, ids=lambda value: repr(value)[:24])
+def test_files_that_are_refused(text: str | bytes, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        parse(write(tmp_path, text), NAMES, 0)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+BAD_WORDS = [
+    ("rnig", r"topology must be full, ring, random:K or a FILE, got 'rnig' \(no such file\)"),
+    ("", r"topology must be full, ring, random:K or a FILE, got '' \(not a file\)"),
+    ("/dev/null", r"got '/dev/null' \(not a file\)"),
+    ("a\0b", r"topology must be full, ring, random:K or a FILE, got 'a\?b'"),
+    ("x" * 5000, r"topology must be full, ring, random:K or a FILE, got 'x+\.\.\.'"),
+    ("\udcff\n", r"topology must be full, ring, random:K or a FILE, got"),
+    ("random:0", r"topology=random:K: K must be 1\.\.3 for 4 clients, got '0'"),
+    ("random:4", r"K must be 1\.\.3 for 4 clients, got '4'"),
+    ("random:", r"K must be 1\.\.3 for 4 clients, got ''"),
+    ("random:-1", r"K must be"),
+    ("random:1.5", r"K must be"),
+    ("random:" + "9" * 5000, r"K must be"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_WORDS, ids=lambda value: repr(value)[:24])
+def test_words_that_are_refused(text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        parse(text, NAMES, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_random_needs_others() -> None:
+    with pytest.raises(UserError, match="topology=random:1 needs at least 2 clients, here is one; use full"):
+        parse("random:1", ["a"], 0)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"\(not a file\)"):
+        parse(str(tmp_path / "pipe"), NAMES, 0)
+
+
+def test_a_topology_that_does_not_fit_is_refused_before_the_run(federation: Federation, tmp_path: Path) -> None:
+    for text in ("random:3", "star", write(tmp_path, "a: b")):
+        with pytest.raises(UserError):
+            fedc2i.run("fedavg", federation, model="lenet5", rounds=1, topology=text, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# What the executor is asked for and what it answers, by round and client.
+
+
+@dataclass
+class Tap:
+    """What clients started from, received, trained and sent, by round; ``tamper`` may change what they send."""
+
+    mail: dict[tuple[int, int], Params] = field(default_factory=dict)
+    known: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
+    trained: dict[tuple[int, int], Params] = field(default_factory=dict)
+    starts: dict[tuple[int, int], Params] = field(default_factory=dict)
+    turns: list[int] = field(default_factory=list)
+    tamper: Callable[[int, Stacked], Stacked] | None = None
+
+
+@pytest.fixture
+def tap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tap]:
+    """Starts a new record of what a looped executor computes."""
+    train, personalise = Looped.train, Looped.personalise
+
+    def start() -> Tap:
+        seen = Tap()
+
+        def train_and_note(self: Looped, turns: Sequence[Turn], evaluate: bool) -> list[Trained]:
+            seen.turns.append(len(turns))
+            results = train(self, turns, evaluate)
+            for k, (turn, result) in enumerate(zip(turns, results, strict=True)):
+                seen.trained |= {(turn.round, m): row(result.params, n) for n, m in enumerate(turn.clients)}
+                if seen.tamper is not None:
+                    results[k] = replace(result, uploads=tampered(turn, result.uploads))
+            return results
+
+        def tampered(turn: Turn, uploads: Stacked) -> Stacked:
+            assert seen.tamper is not None
+            (client,) = turn.clients
+            return seen.tamper(client, uploads)
+
+        def personalise_and_note(self: Looped, turns: Sequence[Turn], evaluate: bool) -> list[Received]:
+            results = personalise(self, turns, evaluate)
+            for turn, result in zip(turns, results, strict=True):
+                seen.mail |= {(turn.round, m): turn.download.to(m) for m in turn.clients}
+                seen.known |= {(turn.round, m): turn.download.clients for m in turn.clients}
+                seen.starts |= {(turn.round, m): row(result.params, n) for n, m in enumerate(turn.clients)}
+            return results
+
+        monkeypatch.setattr(Looped, "train", train_and_note)
+        monkeypatch.setattr(Looped, "personalise", personalise_and_note)
+        return seen
+
+    return start
+
+
+def same_bits(one: Params, two: Params) -> bool:
+    return one.keys() == two.keys() and all(
+        tensor.numpy().tobytes() == two[name].numpy().tobytes() for name, tensor in one.items()
+    )
+
+
+def mean_of(models: Sequence[Params]) -> Params:
+    return {name: torch.stack([model[name] for model in models]).mean(0) for name in models[0]}
+
+
+def test_fedavg_on_a_ring_is_the_mean_over_three(
+    normed: Model, make_federation: Callable[..., Federation], tap: Callable[[], Tap]
+) -> None:
+    seen = tap()
+    outcomes, reports = run(FedAvg(), normed, make_federation(SIZES), "ring")
+    for number, (m, sources) in product((1, 2), enumerate(RING)):
+        mean = mean_of([seen.trained[number, i] for i in sources])
+        assert_same_model(seen.mail[number, m], mean, rtol=1e-5, atol=1e-7)
+        assert_same_model(seen.starts[number, m], mean, rtol=1e-5, atol=1e-7)
+        assert seen.known[number, m] == sources
+    assert_same_model(row(outcomes[0].received, 3), seen.starts[2, 3], 0, 0)
+    assert_same_model(row(outcomes[0].trained, 3), seen.trained[2, 3], 0, 0)
+    assert reports[0].participants == tuple("abcde")
+
+
+def test_weights_by_samples_are_of_the_neighbourhood(
+    normed: Model, make_federation: Callable[..., Federation], tap: Callable[[], Tap]
+) -> None:
+    seen = tap()
+    run(FedAvg(weighting="samples"), normed, make_federation(SIZES), "ring", rounds=1)
+    want = sum(n * seen.trained[1, i]["head.weight"] for i, n in ((0, 12), (1, 20), (2, 7))) / 39
+    torch.testing.assert_close(seen.mail[1, 1]["head.weight"], want)
+
+
+def test_influence_on_a_ring_is_of_the_neighbours_alone(
+    normed: Model, make_federation: Callable[..., Federation]
+) -> None:
+    _, reports = run(FedC2I(), normed, make_federation(SIZES), "ring")
+    inside = np.array([[i in own for i in range(5)] for own in RING])
+    for report in reports:
+        vector, matrix = report.influence["influence_vector"], report.influence["influence_matrix"]
+        assert (np.isnan(vector) == ~inside).all()
+        assert (np.isnan(matrix) == ~inside[..., None]).all()
+        np.testing.assert_allclose(np.nansum(vector, 1), 1, rtol=1e-5)
+        np.testing.assert_allclose(np.nansum(matrix, 1), 1, rtol=1e-5)
+        assert len(np.unique(vector[inside])) > 5
+
+
+def test_influence_with_neighbourhoods_of_different_sizes(
+    normed: Model, make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    """A client on its own is all it has; sizes 4 (as many as classes), 2 and 1 go into one array."""
+    topology = write(tmp_path, "a: b, c, d\nb: c\nc:\nd: a")
+    _, (report,) = run(FedC2I(), normed, make_federation(SIZES[:4]), topology, rounds=1)
+    vector, matrix = report.influence["influence_vector"], report.influence["influence_matrix"]
+    assert vector.shape == (4, 4)
+    assert matrix.shape == (4, 4, 4)
+    assert (~np.isnan(vector)).tolist() == [[True] * 4, [False, True, True, False], [False] * 2 + [True, False],
+                                            [True, False, False, True]]  # fmt: skip
+    assert vector[2, 2] == 1
+    np.testing.assert_allclose(np.nansum(matrix, 1), 1, rtol=1e-5)
+
+
+# Nothing of a client reaches one that does not receive from it.
+
+
+def eager(name: str) -> Method:
+    """The method; pFedGraph so that it gives every neighbour weight, also one that goes another way."""
+    return PFedGraph(alpha=100) if name == "pfedgraph" else Method.registry[name]()
+
+
+def poisoned(federation: Federation, client: int) -> Federation:
+    """The same federation in which one client has quite other images and labels."""
+    clients = list(federation.clients)
+    old = clients[client]
+    train = replace(old.train, x=255 - old.train.x, y=(old.train.y + 1) % len(federation.classes))
+    clients[client] = replace(old, train=train)
+    return replace(federation, clients=tuple(clients))
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_other_data_reaches_no_further_than_its_neighbours(
+    name: str, normed: Model, make_federation: Callable[..., Federation], tap: Callable[[], Tap]
+) -> None:
+    """On a ring of seven, what client 3 holds goes one step an exchange: to 2 and 4, then to 1 and 5."""
+    method, federation = eager(name), make_federation((12, 20, 7, 9, 15, 6, 11), validation=2)
+    one = tap()
+    before = run(method, normed, federation, "ring")
+    two = tap()
+    after = run(method, normed, poisoned(federation, 3), "ring")
+    for number, m in product((1, 2), range(7)):
+        far = abs(m - 3) > number
+        assert same_bits(one.mail[number, m], two.mail[number, m]) or not far
+        assert same_bits(one.starts[number, m], two.starts[number, m]) or not far
+        assert one.known[number, m] == two.known[number, m]
+        if abs(m - 3) == 1 and not isinstance(method, Local):  # else the test would show nothing
+            assert not same_bits(one.mail[number, m], two.mail[number, m])
+        for kind, array in before[1][number - 1].influence.items():
+            assert array[m].tobytes() == after[1][number - 1].influence[kind][m].tobytes() or not far
+    for m in (0, 6):
+        assert same_bits(row(before[0][0].received, m), row(after[0][0].received, m))
+        assert same_bits(row(before[0][0].trained, m), row(after[0][0].trained, m))
+
+
+@pytest.mark.parametrize("poison", ["huge", "nan"])
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_a_broken_upload_reaches_no_further_than_its_neighbours(
+    name: str, poison: str, normed: Model, make_federation: Callable[..., Federation], tap: Callable[[], Tap]
+) -> None:
+    method, federation = eager(name), make_federation(SIZES, validation=2)
+
+    def spoil(client: int, uploads: Stacked) -> Stacked:
+        factor = {"huge": 1e9, "nan": torch.nan}[poison]
+        return {**uploads, **{key: factor * t for key, t in floating(uploads).items()}} if client == 2 else uploads
+
+    one = tap()
+    run(method, normed, federation, "ring", rounds=1)
+    two = tap()
+    two.tamper = spoil
+    _, (report,) = run(method, normed, federation, "ring", rounds=1)
+    for m in (0, 4):
+        assert same_bits(one.mail[1, m], two.mail[1, m])
+        assert same_bits(one.starts[1, m], two.starts[1, m])
+    if not isinstance(method, Local):
+        assert not any(same_bits(one.mail[1, m], two.mail[1, m]) for m in (1, 3))
+        assert report.refused == (("c",) if poison == "nan" else ())
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_nothing_gets_through_when_clients_are_stacked(
+    name: str, normed: Model, make_federation: Callable[..., Federation]
+) -> None:
+    method, federation = Method.registry[name](), make_federation(SIZES, validation=2)
+    both = [
+        run(method, normed, data, "ring", rounds=1, executor="stacked")[0][0]
+        for data in (federation, poisoned(federation, 2))
+    ]
+    for m in (0, 4):
+        assert same_bits(*(row(outcome.received, m) for outcome in both))
+    assert not same_bits(*(row(outcome.trained, 2) for outcome in both))
+
+
+def test_not_even_first_models_of_others_are_seen() -> None:
+    """With independent first models pFedGraph's server would hold the mean of all of them."""
+    models = {"w": torch.tensor([[1.0], [2.0], [30.0]])}
+    server = Server(PFedGraph(), torch.tensor([1, 1, 1]), models, sources=(0, 1))
+    assert server.state["w"].item() == 1.5
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_two_groups_are_two_federations(
+    name: str, normed: Model, make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    """Bit for bit, over rounds: clients that hear one another only are what they would be in a run of their own."""
+    method, federation = Method.registry[name](), make_federation(SIZES, validation=2)
+    (tmp_path / "who").write_text("a: d\nb: c, e\nc: b, e\nd: a\ne: b, c")
+    together, reports = run(method, normed, federation, str(tmp_path / "who"), rounds=3)
+    for group in ("ad", "bce"):
+        members = [federation.names.index(one) for one in group]
+        alone, alone_reports = run(method, normed, federation.select(list(group)), "full", rounds=3)
+        for k, m in enumerate(members):
+            assert same_bits(row(together[0].trained, m), row(alone[0].trained, k))
+            assert same_bits(row(together[0].received, m), row(alone[0].received, k))
+        for got, want in zip(reports, alone_reports, strict=True):
+            for point, metrics in want.metrics.items():
+                assert [got.metrics[point][m] for m in members] == metrics
+            for kind, array in want.influence.items():
+                where = np.ix_(members, members) if array.shape[:2] == (len(group),) * 2 else members
+                assert got.influence[kind][where].tobytes() == array.tobytes(), kind
+
+
+# `full` is what it was; executors agree.
+
+
+@pytest.mark.parametrize("participation", ["100%", "40%"])
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_all_neighbours_are_no_topology(
+    name: str, participation: str, normed: Model, make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    method, federation = Method.registry[name](), make_federation(SIZES, validation=2)
+    settings: dict[str, Any] = {"seeds": (0, 4), "clients_per_round": participation}
+    reports: list[Round] = []
+    how = Settings(2, executor="looped", training=TRAINING, clients_per_round=participation)
+    plain = federate(method, normed, federation, how, (0, 4), on_round=reports.append)
+    assert_same_run(run(method, normed, federation, "full", **settings), (plain, reports))
+    assert_same_run(run(method, normed, federation, "random:4", **settings), (plain, reports))
+
+
+def test_full_is_one_turn_a_seed(
+    normed: Model, make_federation: Callable[..., Federation], tap: Callable[[], Tap]
+) -> None:
+    seen = tap()
+    run(FedC2I(), normed, make_federation(SIZES), "full", seeds=(0, 1, 2), rounds=3)
+    assert seen.turns == [3, 3, 3]
+
+
+@pytest.mark.parametrize(("topology", "participation"), [("ring", "100%"), ("random:2", "40%")])
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_stacked_as_one_after_the_other(
+    name: str, topology: str, participation: str, normed: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation, method = make_federation(SIZES, validation=3), Method.registry[name]()
+    settings: dict[str, Any] = {"seeds": (0, 5), "rounds": 3, "clients_per_round": participation, "evaluate_every": 2}
+    stacked, looped = (
+        run(method, in_double(normed), federation, topology, executor=how, **settings) for how in ("stacked", "looped")
+    )
+    for seed, outcome in looped[0].items():
+        for got, want in ((stacked[0][seed].trained, outcome.trained), (stacked[0][seed].received, outcome.received)):
+            for key, tensor in want.items():
+                assert torch.dist(got[key].double(), tensor.double()) <= 1e-5 * tensor.double().norm() + 1e-9, key
+    for one, two in zip(stacked[1], looped[1], strict=True):
+        assert (one.seed, one.round, one.participants) == (two.seed, two.round, two.participants)
+        assert (one.bytes_up, one.bytes_down, one.refused) == (two.bytes_up, two.bytes_down, two.refused)
+        for point, metrics in two.metrics.items():
+            for a, b in zip(one.metrics[point], metrics, strict=True):
+                assert a == pytest.approx(b, rel=1e-4)
+        assert one.influence.keys() == two.influence.keys()
+        for kind, values in two.influence.items():
+            np.testing.assert_allclose(one.influence[kind], values, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("participation", ["100%", "40%"])
+@pytest.mark.parametrize("name", ["fedavg", "fedc2i", "fedpac", "fedcalm", "fedala"])
+def test_workers_have_the_bits_of_one_process(
+    name: str, participation: str, normed: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation, method = make_federation(SIZES, validation=3), Method.registry[name]()
+    settings: dict[str, Any] = {"seeds": (0, 5), "clients_per_round": participation, "workers": 2}
+    workers, looped = (
+        run(method, normed, federation, "random:2", executor=how, **settings) for how in ("workers", "looped")
+    )
+    assert_same_run(workers, looped)
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+def test_a_seed_s_numbers_do_not_depend_on_the_others(
+    executor: str, normed: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation, model = make_federation(SIZES), in_double(normed)
+    together, _ = run(FedC2I(), model, federation, "random:2", seeds=(3, 0, 11), executor=executor)
+    for seed in (3, 0, 11):
+        alone, _ = run(FedC2I(), model, federation, "random:2", seeds=(seed,), executor=executor)
+        assert_same_model(together[seed].received, alone[seed].received, rtol=1e-6, atol=1e-9)
+
+
+def test_parts_of_a_stack_and_dropout_on_a_ring(
+    make_model: Callable[..., Model], make_federation: Callable[..., Federation]
+) -> None:
+    federation, model = make_federation(SIZES), in_double(make_model(dropout=0.5))
+    both = [run(FedAvg(), model, federation, "ring", seeds=seeds, executor="stacked")[0][0] for seeds in ((0,), (7, 0))]
+    assert_same_model(both[0].received, both[1].received, 0, 0)
+    plain = in_double(make_model())
+    parts = [
+        run(FedC2I(), plain, federation, "ring", executor="stacked", clients_at_once=most)[0][0] for most in (0, 2)
+    ]
+    assert_same_model(parts[0].received, parts[1].received, rtol=1e-8, atol=1e-12)
+
+
+# Not everyone takes part in every round.
+
+
+@dataclass(frozen=True)
+class Noting(FedAvg):
+    """FedAvg that notes what the server is handed."""
+
+    seen: list[Uploads] = field(default_factory=list)
+
+    def combine(self, uploads: Uploads, state: Params) -> Any:
+        self.seen.append(uploads)
+        return super().combine(uploads, state)
+
+
+@dataclass(frozen=True)
+class NotingAll(Noting):
+    """The same over the latest upload of everyone."""
+
+    keeps_uploads = True
+
+
+def test_with_some_clients_a_round_only_neighbours_that_took_part_count(
+    normed: Model, make_federation: Callable[..., Federation], tap: Callable[[], Tap]
+) -> None:
+    """A client none of whose neighbours took part has what it had: the last mean, or its first model."""
+    seen, method = tap(), Noting()
+    federation, rounds = make_federation((12, 20, 7, 9, 15, 6, 11)), 5
+    _, reports = run(method, normed, federation, "ring", rounds=rounds, clients_per_round=1)
+    assert all(len(uploads.clients) == 1 and uploads.ages.tolist() == [0] for uploads in method.seen)
+    assert len(method.seen) == 3 * rounds  # never called with nothing
+    last = {m: normed.init(0, "init") for m in range(7)}
+    silent = 0
+    for report in reports:
+        (chosen,) = (federation.names.index(name) for name in report.participants)
+        for m in range(7):
+            near = (m - chosen) % 7 in (0, 1, 6)
+            if near:
+                last[m] = seen.trained[report.round, chosen]
+                assert seen.known[report.round, m] == (chosen,)
+            silent += not near
+            assert same_bits(seen.starts[report.round, m], last[m])
+    assert silent > 0
+
+
+def test_latest_uploads_of_neighbours_are_kept_with_their_ages(
+    normed: Model, make_federation: Callable[..., Federation], tap: Callable[[], Tap]
+) -> None:
+    seen, method, federation = tap(), NotingAll(), make_federation(SIZES)
+    _, reports = run(method, normed, federation, "ring", rounds=6, clients_per_round=2)
+    calls, sent = iter(method.seen), {}
+    for report in reports:
+        for name in report.participants:
+            sent[federation.names.index(name)] = report.round
+        for m, sources in enumerate(RING):
+            known = tuple(i for i in sources if i in sent)
+            if not known:
+                assert seen.known[report.round, m] == ()
+                continue
+            uploads = next(calls)
+            assert uploads.clients == known == seen.known[report.round, m]
+            assert uploads.ages.tolist() == [report.round - sent[i] for i in known]
+            mean = mean_of([seen.trained[sent[i], i] for i in known])
+            assert_same_model(seen.mail[report.round, m], mean, rtol=1e-5, atol=1e-7)
+    assert next(calls, None) is None
+
+
+def test_influence_of_neighbours_not_heard_of_yet_is_nan(
+    normed: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation, sent = make_federation(SIZES), set[int]()
+    _, reports = run(FedC2I(), normed, federation, "ring", rounds=4, clients_per_round=1)
+    for report in reports:
+        sent |= {federation.names.index(name) for name in report.participants}
+        want = np.array([[i in own and i in sent for i in range(5)] for own in RING])
+        assert (~np.isnan(report.influence["influence_vector"]) == want).all()
+
+
+def test_a_server_of_a_circle_reads_nothing_else() -> None:
+    samples, models = torch.tensor([1, 2, 3]), {"w": torch.zeros(3, 1)}
+    server = Server(method := NotingAll(), samples, models, sources=(0, 2))
+    server.receive([1], {"w": torch.tensor([[5.0]])}, 1)
+    assert server.combine(1).shared == {}
+    assert method.seen == []
+    server.receive([1, 2], {"w": torch.tensor([[7.0], [9.0]])}, 2)
+    assert server.combine(2).shared["w"].item() == 9
+    assert method.seen[0].samples.tolist() == [3]
+
+
+# What is reported.
+
+
+def test_bytes_down_is_the_mean_of_what_clients_receive(
+    normed: Model, make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    federation, size = make_federation(SIZES[:4]), size_in_bytes(normed.init(0))
+    down = {
+        topology: run(FedFomo(), normed, federation, topology, rounds=1)[1][0].bytes_down / size
+        for topology in ("full", "ring", "random:1", write(tmp_path, "a: b, c, d\nb: a\nc: d, a\nd:"))
+    }
+    assert list(down.values()) == [4, 3, 2, (4 + 2 + 3 + 1) / 4]
+    assert run(FedAvg(), normed, federation, "ring", rounds=1)[1][0].bytes_down == size
+
+
+def test_scores_come_in_the_order_of_the_table(
+    normed: Model, make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    """Circles are not in the order of clients; local training does not mind."""
+    federation = make_federation(SIZES, validation=2)
+    topology = write(tmp_path, "a: e\nb: c\nc: b\nd:\ne: a")
+    for participation in ("100%", "40%"):
+        settings: dict[str, Any] = {"rounds": 3, "clients_per_round": participation}
+        alone = run(Local(), normed, federation, topology, **settings)
+        assert_same_run(alone, run(Local(), normed, federation, "full", **settings))
+
+
+def test_prototypes_of_neighbours_alone(
+    normed: Model, make_federation: Callable[..., Federation], tap: Callable[[], Tap], tmp_path: Path
+) -> None:
+    """Client a has no sample of the last class: on its own it knows no prototype of it."""
+    seen = tap()
+    run(FedProto(), normed, make_federation(SIZES[:3]), write(tmp_path, "a:\nb: c\nc: a, b"), rounds=1)
+    assert seen.mail[1, 0]["known"].tolist() == [True, True, True, False]
+    assert seen.mail[1, 1]["known"].all()
+
+
+# From Python and from the command line.
+
+
+def test_from_python(make_federation: Callable[..., Federation], tmp_path: Path) -> None:
+    federation, out = make_federation(SIZES), tmp_path / "run"
+    settings: dict[str, Any] = {"model": "lenet5", "rounds": 1, "epochs": 1, "executor": "looped"}
+    result = fedc2i.run("fedc2i", federation, topology="ring", out=out, seeds=(0, 1), **settings)
+    assert read_toml(out / "config.toml")["topology"] == "ring"
+    assert np.isnan(result.influence()[-1]).sum() == 10
+    assert (out / "influence.png").is_file()
+    assert read_toml(out / "config.toml")["clients_per_round"] == "100%"
+    plain = fedc2i.run("fedavg", federation, **settings)
+    assert plain.config.topology == "full"
+    same = fedc2i.run("fedavg", federation, topology="full", **settings)
+    assert_same_run((plain.outcomes, plain.rounds), (same.outcomes, same.rounds))
+
+
+@pytest.mark.parametrize("given", [("--topology", "ring"), ("--set", "topology=ring")], ids=["option", "set"])
+def test_from_the_command_line(
+    given: tuple[str, str], make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    data = write_arrays(tmp_path / "data", make_federation(SIZES))
+    answer = call("run", "fedc2i", "--data", data, *QUICK, *given, "--out", str(tmp_path / "run"))
+    assert answer.code == 0, answer.err
+    assert read_toml(tmp_path / "run" / "config.toml")["topology"] == "ring"
+    again = call("run", "--config", str(tmp_path / "run" / "config.toml"), "--out", str(tmp_path / "again"))
+    assert again.code == 0, again.err
+    assert (tmp_path / "run" / "influence.npz").is_file()
+    one, two = (np.load(tmp_path / name / "influence.npz") for name in ("run", "again"))
+    for key in one.files:
+        np.testing.assert_array_equal(one[key], two[key])
+
+
+def test_compare_from_the_command_line_with_a_file(make_federation: Callable[..., Federation], tmp_path: Path) -> None:
+    data, file = write_arrays(tmp_path / "data", make_federation(SIZES[:3])), write(tmp_path, "a: b\nb: c\nc: a\n")
+    answer = call(
+        "compare", "fedavg", "fedpac", "--data", data, *QUICK, "--topology", file, "--out", str(tmp_path / "x")
+    )
+    assert answer.code == 0, answer.err
+    assert {read_toml(path)["topology"] for path in (tmp_path / "x").rglob("config.toml")} == {file}
+
+
+def test_refused_on_the_command_line(make_federation: Callable[..., Federation], tmp_path: Path) -> None:
+    data = write_arrays(tmp_path / "data", make_federation(SIZES[:3]))
+    answer = call("run", "fedavg", "--data", data, *QUICK, "--topology", "star", "--out", str(tmp_path / "run"))
+    assert answer.code == 2
+    assert answer.err == "fedc2i: error: topology must be full, ring, random:K or a FILE, got 'star' (no such file)\n"
+    assert not (tmp_path / "run").exists()
