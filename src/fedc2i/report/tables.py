@@ -275,7 +275,8 @@ def costs(results: Sequence[Result]) -> Table:
         table.rows.append(Row((result.label, device.type, *sizes, f"{result.seconds / len(result.rounds):.3f}")))
     table.notes = [
         "up and down: bytes of the tensors that one client sends and receives in one round; seconds: local training of "
-        "all clients, exchange, and evaluation at both points.",
+        "all clients, exchange, and evaluation in rounds that are scored. Seeds are computed side by side; this is the "
+        "share of one.",
         *reconstructions(results),
     ]
     return table
