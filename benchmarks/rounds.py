@@ -20,7 +20,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine import Round, Settings, federate
 from fedc2i.engine.client import ClientData, Recipe
 from fedc2i.engine.executor import Turn
-from fedc2i.engine.pool import cores, start
+from fedc2i.engine.pool import cores, lease
 from fedc2i.engine.workers import Workers
 from fedc2i.methods.base import Download, Method
 from fedc2i.methods.fedavg import FedAvg
@@ -90,13 +90,14 @@ def influence_steps(federation: Federation, times: int) -> Laps:
     everyone = tuple(range(len(data)))
     models = stack([model.init(0, m) for m in everyone])
     recipe = Recipe(FedC2I(), model, Training(), rounds=1, seed=0)
-    executor = Workers(start(min(cores(), len(data))), [recipe], data)
+    executor = Workers(lease(min(cores(), len(data))), [recipe], data)
     seconds = []
     for number in range(1, times + 1):
         turn = Turn(recipe, everyone, models, Download(shared=models, clients=everyone), number)
         began = time.perf_counter()
         executor.personalise([turn], evaluate=False)
         seconds.append(time.perf_counter() - began)
+    executor.close()
     return Laps(seconds, seconds)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,15 @@ def test_workers_stay_for_the_next_run(model: Model, federation: Federation) -> 
     run("workers", FedC2I(), model, federation)
     assert before is not None
     assert pool.running(2) is before
-    held = before.holds
-    run("workers", FedAvg(), model, federation, seeds=(7,))
-    assert before.holds is held  # the same data is not copied again
+
+
+def test_the_same_images_with_other_labels_are_other_data(model: Model, federation: Federation) -> None:
+    run("workers", FedAvg(), model, federation)
+    clients = [replace(own, train=replace(own.train, y=own.train.y.flip(0))) for own in federation.clients]
+    other = replace(federation, clients=tuple(clients))
+    assert_same_run(run("workers", FedAvg(), model, other), run("looped", FedAvg(), model, other))
+    other.clients[0].train.y.fill_(1)
+    assert_same_run(run("workers", FedAvg(), model, other), run("looped", FedAvg(), model, other))
 
 
 def test_other_data_replaces_the_old(model: Model, make_federation: Callable[..., Federation]) -> None:
@@ -225,7 +232,84 @@ def test_an_interrupted_run_leaves_no_worker_behind(model: Model, federation: Fe
     assert_same_run(run("workers", FedAvg(), model, federation), run("looped", FedAvg(), model, federation))
 
 
+@pytest.mark.parametrize("how", ["workers", "auto"])
+def test_a_run_within_a_run_and_runs_in_threads_keep_apart(
+    how: str, model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedc2i.engine.inprocess.cores", lambda: 2)
+    pool.start(2).is_ready(patient=True)
+    settings = Settings(2, training=TRAINING, executor=how, workers=2)  # type: ignore[arg-type]
+    found = {}
+
+    def inner(_: Round) -> None:
+        found["inner"] = federate(FedC2I(), model, federation, settings, [5])
+
+    def go(seed: int) -> None:
+        found[seed] = federate(FedAvg(), model, federation, settings, [seed], on_round=inner if seed == 0 else None)
+
+    threads = [threading.Thread(target=go, args=(seed,)) for seed in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for name, method, seed in ((0, FedAvg(), 0), (1, FedAvg(), 1), ("inner", FedC2I(), 5)):
+        expected, _ = run("looped", method, model, federation, seeds=(seed,))
+        assert_same_model(found[name][seed].trained, expected[seed].trained, rtol=0, atol=0)
+    assert len(pool._pools) == 1
+
+
+def test_pools_that_come_and_go_leave_no_descriptor(model: Model, federation: Federation) -> None:
+    def used(workers: int) -> int:
+        federate(FedAvg(), model, federation, Settings(1, executor="workers", workers=workers), [0])
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    first = used(2)
+    used(1)
+    assert used(2) == first
+
+
+def test_a_class_that_a_worker_cannot_import(
+    federation: Federation, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "hidden.py"
+    file.write_text("from fedc2i.methods.fedavg import FedAvg\nclass Hidden(FedAvg):\n    pass\n")
+    spec = importlib.util.spec_from_file_location("hidden_from_workers", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "hidden_from_workers", module)
+    spec.loader.exec_module(module)
+    with pytest.raises(ModuleNotFoundError, match="hidden_from_workers"):
+        run("workers", module.Hidden(), model, federation)
+    monkeypatch.setattr("fedc2i.engine.inprocess.cores", lambda: 2)
+    pool.start(2).is_ready(patient=True)
+    assert_same_run(run("auto", module.Hidden(), model, federation), run("looped", FedAvg(), model, federation))
+
+
+def test_closed_standard_streams(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = f"exec '{sys.executable}' '{tmp_path / 'script.py'}' normal 1 <&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # Moving while a run goes on.
+
+
+@pytest.mark.parametrize("trouble", ["none can be started", "one dies early"])
+def test_without_workers_a_run_stays_here(
+    trouble: str, model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool.stop()
+    monkeypatch.setattr("fedc2i.engine.inprocess.cores", lambda: 2)
+    monkeypatch.setattr("fedc2i.engine.adaptive._WORTH", 0.0)
+    if trouble == "one dies early":
+        pool.start(2).workers[0]._process.kill()
+    else:
+        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    auto = run("auto", Slow(), model, federation, rounds=10)
+    assert_same_run(auto, run("looped", Slow(), model, federation, rounds=10))
+    assert pool.running(2) is None or trouble == "one dies early"
 
 
 class Slow(FedAvg):

@@ -29,18 +29,23 @@ class Adaptive:
         return self._now.train(turns, evaluate)
 
     def _consider(self) -> None:
-        """Moves if the workers are there; has them started if enough is left to do."""
+        """Moves if the workers are there and idle; has them started if enough is left to do."""
         there = pool.running(self._workers)
-        if there is None:
-            so_far = (time.perf_counter() - self._began) / max(self._begun, 1)
-            if self._begun and so_far * (self._rounds - self._begun) > _WORTH:
-                pool.start(self._workers)
-        elif there.is_ready():
+        try:
+            if there is None:
+                so_far = (time.perf_counter() - self._began) / max(self._begun, 1)
+                if self._begun and so_far * (self._rounds - self._begun) > _WORTH:
+                    pool.start(self._workers)
+            elif there.take():
+                if there.is_ready():
+                    self._settled = True
+                    self._now = self._move(there)
+                else:
+                    there.give_back()
+        except Exception:  # no process to be had, or a model or method that cannot be sent to one: it stays here
             self._settled = True
-            try:
-                self._now = self._move(there)
-            except Exception:  # a model or method that cannot be sent to another process stays here
-                return
+            if there is not None:
+                there.discard()
 
     def personalise(self, turns: Sequence[Turn], evaluate: bool) -> list[Received]:
         """Starts of the next round, diagnostics, and scores of the starts if asked for."""

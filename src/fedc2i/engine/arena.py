@@ -39,6 +39,11 @@ class Arena:
         self._size = 0
         self._memory: mmap.mmap | None = None
 
+    def close(self) -> None:
+        """Gives the file back; its memory is free when no view of it is left."""
+        os.close(self.descriptor)
+        self._memory = None
+
     def place(self, tensors: Mapping[str, Tensor], start: int = 0) -> tuple[Layout, int]:
         """Room for tensors like these from ``start`` on, and where it ends; nothing is written."""
         layout: Layout = {}
@@ -73,6 +78,17 @@ class Arena:
 
 def _new_file() -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("fedc2i")
+        return inheritable(os.memfd_create("fedc2i"))
     with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+        return inheritable(os.dup(file.fileno()))
+
+
+def inheritable(descriptor: int) -> int:
+    """The descriptor, moved if it has the number of a standard stream, as it may where one of those is closed."""
+    if descriptor > 2:
+        return descriptor
+    import fcntl  # not on Windows
+
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(descriptor)
+    return moved

@@ -16,7 +16,7 @@ from fedc2i.engine.client import ClientData, Recipe
 from fedc2i.engine.executor import Executor, Turn
 from fedc2i.engine.lane import Lane
 from fedc2i.engine.looped import Looped
-from fedc2i.engine.pool import Pool, cores, start
+from fedc2i.engine.pool import Pool, cores, lease
 from fedc2i.engine.rounds import Metrics, Outcome, Round
 from fedc2i.engine.settings import Settings, check
 from fedc2i.engine.stacked import Stacked
@@ -107,7 +107,7 @@ def _executor(
     jobs = settings.participants(len(data)) * len(recipes)
     workers = min(settings.workers or max(1, cores() // settings.threads), jobs)
     if settings.executor == "workers":
-        return over(start(workers))
+        return over(lease(workers))
     if settings.executor == "looped" or device.type != "cpu" or workers == 1 or os.name != "posix":
         return looped
     return Adaptive(looped, over, workers, settings.rounds)

@@ -9,6 +9,8 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -16,10 +18,15 @@ from typing import Any
 
 import cloudpickle
 
-from fedc2i.engine.arena import Arena
+from fedc2i.engine.arena import Arena, inheritable
 from fedc2i.errors import UserError
 
-_START = "import sys; sys.path[:] = {path!r}; from fedc2i.engine.worker import serve; serve(*{descriptors!r})"
+# A Ctrl-C reaches the main process, which closes the lines; a worker leaves it alone from its first moment on.
+_START = (
+    "import sys; sys.path[:] = {path!r}; import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "from fedc2i.engine.worker import serve; serve(*{descriptors!r})"
+)
+_PATIENCE = 0.5  # seconds that workers have to end by themselves
 
 
 class Worker:
@@ -28,15 +35,20 @@ class Worker:
     def __init__(self, shared: Sequence[Arena]) -> None:
         """Starts the process, which takes about a second to get ready."""
         self.answers = Arena()
-        ours, theirs = socket.socketpair()
-        descriptors = [theirs.fileno(), self.answers.descriptor, *(arena.descriptor for arena in shared)]
+        ours, theirs = (inheritable(end.detach()) for end in socket.socketpair())
+        self.line = Connection(ours)
+        descriptors = [theirs, self.answers.descriptor, *(arena.descriptor for arena in shared)]
         code = _START.format(path=sys.path, descriptors=descriptors)
         one = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}  # no others wait in the wings
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code], pass_fds=descriptors, stdin=subprocess.DEVNULL, env={**os.environ, **one}
-        )
-        theirs.close()
-        self.line = Connection(ours.detach())
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code], pass_fds=descriptors, stdin=subprocess.DEVNULL, env={**os.environ, **one}
+            )
+        except BaseException:
+            self.answers.close()
+            raise
+        finally:
+            os.close(theirs)
 
     def send(self, message: tuple[Any, ...]) -> None:
         """A message; functions and classes defined anywhere travel with it."""
@@ -69,14 +81,14 @@ class Worker:
             f"a worker process ended unexpectedly ({reason}); if memory ran out, use fewer workers or executor=looped"
         )
 
-    def close(self) -> None:
-        """Ends the process."""
-        self.line.close()
+    def end(self, patience: float) -> None:
+        """Ends the process, whose line is closed."""
         try:
-            self._process.wait(0.5)  # it ends by itself when the line is gone, unless it is at work
+            self._process.wait(patience)  # it ends by itself when the line is gone, unless it is at work
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self.answers.close()
 
 
 class Pool:
@@ -84,10 +96,36 @@ class Pool:
 
     def __init__(self, count: int) -> None:
         self.inputs, self.data = Arena(), Arena()
-        self.workers = [Worker((self.inputs, self.data)) for _ in range(count)]
-        self.holds: Any = None  # what lies in `data`
+        self.workers: list[Worker] = []
+        self.pid = os.getpid()
+        self.taken = False
+        try:
+            for _ in range(count):
+                self.workers.append(Worker((self.inputs, self.data)))
+        except BaseException:
+            self.close()
+            raise
         self._waiting = list(self.workers)
-        self._pid = os.getpid()
+
+    def take(self) -> bool:
+        """Whether the caller may use it from now on; a run in another thread, or around this one, may be at it."""
+        with _lock:
+            free, self.taken = not self.taken, True
+            return free
+
+    def give_back(self) -> None:
+        """The caller needs it no longer; it stays, unless another one is idle already."""
+        with _lock:
+            self.taken = False
+            if any(other is not self and not other.taken for other in _pools):
+                self.discard()
+
+    def discard(self) -> None:
+        """Ends it for good, e.g. when workers may be in the middle of something; the next run starts others."""
+        with _lock:
+            if self in _pools:
+                _pools.remove(self)
+                self.close()
 
     def is_ready(self, patient: bool = False) -> bool:
         """Whether all workers have reported; a ``patient`` caller waits until they have."""
@@ -124,34 +162,53 @@ class Pool:
 
     def close(self) -> None:
         """Ends all workers; a copy of this object in a forked process leaves them alone."""
-        if os.getpid() == self._pid:
-            for worker in self.workers:
-                worker.close()
+        if os.getpid() != self.pid:
+            return
+        for worker in self.workers:
+            worker.line.close()
+        until = time.monotonic() + _PATIENCE
+        for worker in self.workers:
+            worker.end(max(0.0, until - time.monotonic()))
+        self.inputs.close()
+        self.data.close()
 
 
-_pools: dict[int, Pool] = {}  # the one that is running, by its number of workers
+_pools: list[Pool] = []  # at most one of them idle
+_lock = threading.RLock()
 
 
 def running(count: int) -> Pool | None:
-    """The pool of so many workers, if it was started already in this process."""
-    pool = _pools.get(count)
-    return pool if pool is not None and pool._pid == os.getpid() else None
+    """A pool of so many workers that was started already in this process, an idle one if there is one."""
+    with _lock:
+        fit = [pool for pool in _pools if len(pool.workers) == count and pool.pid == os.getpid()]
+        return min(fit, key=lambda pool: pool.taken, default=None)
 
 
 def start(count: int) -> Pool:
-    """The pool of so many workers; one of another size is ended."""
-    pool = running(count)
-    if pool is None:
-        stop()
-        pool = _pools[count] = Pool(count)
-    return pool
+    """An idle pool of so many workers; an idle one of another size is ended."""
+    with _lock:
+        pool = running(count)
+        if pool is None or pool.taken:
+            for other in [other for other in _pools if not other.taken or other.pid != os.getpid()]:
+                other.discard()
+            pool = Pool(count)
+            _pools.append(pool)
+        return pool
+
+
+def lease(count: int) -> Pool:
+    """A pool of so many workers that nobody else uses, until it is given back."""
+    with _lock:
+        pool = start(count)
+        pool.take()
+        return pool
 
 
 @atexit.register
 def stop() -> None:
     """Ends every worker that this process started."""
     while _pools:
-        _pools.popitem()[1].close()
+        _pools[0].discard()
 
 
 def cores() -> int:

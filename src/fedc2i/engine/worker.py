@@ -6,7 +6,7 @@ memory; messages say only where.
 
 from __future__ import annotations
 
-import signal
+import contextlib
 import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -106,24 +106,26 @@ def describe(client: ClientData) -> Params:
 
 def serve(line: int, answers: int, inputs: int, data: int) -> None:
     """Works until the other end of the line is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the main process, which closes the line
     torch.set_num_threads(1)
     desk = _Desk(Arena(answers), Arena(inputs), Arena(data))
     connection = Connection(line)
-    connection.send_bytes(cloudpickle.dumps(("ready", None)))
-    while True:
-        try:
-            kind, *content = cloudpickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            return
-        try:
-            answer = getattr(desk, kind)(*content)
-        except Exception as error:
-            error.add_note("In a worker process:\n" + traceback.format_exc())
-            connection.send_bytes(_as_bytes(error))
-            continue
-        if kind == "job":
-            connection.send_bytes(cloudpickle.dumps(("answer", answer)))
+    with contextlib.suppress(EOFError, OSError):  # of the line: the other end is gone
+        connection.send_bytes(cloudpickle.dumps(("ready", None)))
+        while True:
+            answer = _answer(desk, connection.recv_bytes())
+            if answer is not None:
+                connection.send_bytes(answer)
+
+
+def _answer(desk: _Desk, message: bytes) -> bytes | None:
+    """What a message is answered with: only a ``step`` that went well needs nothing."""
+    try:
+        kind, *content = cloudpickle.loads(message)
+        answer = getattr(desk, kind)(*content)
+        return None if kind == "step" else bytes(cloudpickle.dumps(("answer", answer)))
+    except Exception as error:
+        error.add_note("In a worker process:\n" + traceback.format_exc())
+        return _as_bytes(error)
 
 
 def _as_bytes(error: Exception) -> bytes:

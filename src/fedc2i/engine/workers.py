@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedc2i.engine.arena import Layout
 from fedc2i.engine.client import ClientData, LocalClient, Recipe
 from fedc2i.engine.executor import Received, Trained, Turn
-from fedc2i.engine.pool import Pool, Worker, stop
+from fedc2i.engine.pool import Pool, Worker
 from fedc2i.engine.rounds import Metrics
 from fedc2i.engine.worker import Job, Turned, describe
 from fedc2i.params import Params, Stacked, stack
@@ -35,29 +36,26 @@ class Workers:
         threads: int = 1,
         on_client: Callable[[int, int], None] | None = None,
     ) -> None:
+        """Opens a run over a pool that was taken for it, and that `close` gives back."""
         self._pool = pool
         self._data = data
         self._on_client = on_client
         try:
             pool.is_ready(patient=True)
-            clients = self._share(data)
-            pool.tell(("open", {recipe.seed: recipe for recipe in recipes}, clients, threads))
+            pool.tell(("open", {recipe.seed: recipe for recipe in recipes}, self._share(data), threads))
+            for worker in pool.workers:
+                worker.receive()  # what cannot be read there, e.g. a class of a module that is not on its path
         except BaseException:
-            stop()
+            pool.discard()
             raise
 
-    def _share(self, data: Sequence[ClientData]) -> list[tuple[str, Any]]:
-        """Where the clients' data lies in shared memory; data that is there already is not copied again."""
-        tensors = [describe(own) for own in data]
-        marks = [(own.name, [(part.data_ptr(), part.shape) for part in (own.train.x, own.test.x)]) for own in data]
-        if self._pool.holds is None or self._pool.holds[0] != marks:
-            clients, end = [], 0
-            for own, parts in zip(data, tensors, strict=True):
-                layout, end = self._pool.data.write(parts, end)
-                clients.append((own.name, layout))
-            self._pool.holds = (marks, clients, list(data))  # data is kept, so that its memory is not given to another
-        result: list[tuple[str, Any]] = self._pool.holds[1]
-        return result
+    def _share(self, data: Sequence[ClientData]) -> list[tuple[str, Layout]]:
+        """Where the clients' data lies in shared memory, copied anew: tensors of the last run may have changed."""
+        clients, end = [], 0
+        for own in data:
+            layout, end = self._pool.data.write(describe(own), end)
+            clients.append((own.name, layout))
+        return clients
 
     def train(self, turns: Sequence[Turn], evaluate: bool) -> list[Trained]:
         """Local runs, uploads, and scores of the trained models if asked for."""
@@ -74,7 +72,8 @@ class Workers:
         return self._step("score", turns, evaluate=True).metrics
 
     def close(self) -> None:
-        """Nothing is held for this run alone."""
+        """The workers stay for the next run."""
+        self._pool.give_back()
 
     def _step(self, what: str, turns: Sequence[Turn], evaluate: bool) -> _Step:
         step = _Step(what, turns, evaluate, self._data, self._on_client if what == "train" else None)
@@ -82,8 +81,8 @@ class Workers:
             placed = self._place(turns, with_results=what != "score")
             self._pool.tell(("step", placed))
             self._pool.work(step.next_job, step.take)
-        except BaseException:  # workers may be in the middle of something: end them, the next run starts others
-            stop()
+        except BaseException:
+            self._pool.discard()
             raise
         step.results = [
             {name: tensor.clone() for name, tensor in self._pool.inputs.read(turn.results).items()} for turn in placed
