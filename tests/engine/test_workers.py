@@ -171,7 +171,7 @@ def test_what_cannot_be_imported_travels_by_value(federation: Federation, tmp_pa
                 return split(lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, classes)), head="1")
         """)
     )
-    settings = {"model": f"{file}:net", "rounds": 2, "workers": 2}
+    settings = {"model": f"{file}:net", "rounds": 2}
     one, two = (fedc2i.run(f"{file}:Mine", federation, executor=how, **settings) for how in ("workers", "looped"))
     assert (one.accuracy("trained") == two.accuracy("trained")).all()
 
@@ -358,11 +358,18 @@ def test_what_cannot_be_sent_stays_here(federation: Federation, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"), [({"workers": -1}, "workers"), ({"workers": 10**6}, "workers must be")]
+    ("settings", "message"),
+    [
+        ({"workers": -1}, "workers"),
+        ({"workers": 10**6}, "workers must be"),
+        ({"workers": 2, "executor": "looped"}, "workers=2 is for executor=workers, not looped"),
+        ({"workers": 2, "executor": "stacked"}, "workers=2 is for executor=workers, not stacked"),
+        ({"clients_at_once": 3}, "clients_at_once=3 is for executor=stacked, not workers"),
+    ],
 )
 def test_refusals(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Settings(executor="workers", **settings)
+        Settings(**{"executor": "workers", **settings})
 
 
 def test_cores_are_those_of_the_affinity() -> None:
