@@ -73,7 +73,7 @@ def main() -> None:
         prog="python -m benchmarks", description="Speed and memory, measured side by side."
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="under a minute: fewer blocks, fewer sizes")
+    size.add_argument("--quick", action="store_true", help="about two minutes: fewer blocks, fewer sizes")
     size.add_argument("--full", action="store_true", help="more rounds and repeats, about half an hour")
     parser.add_argument("--only", choices=list(PARTS), nargs="+", help="these parts only")
     parser.add_argument("--out", type=Path, default=LATEST, help="where to write the JSON (benchmarks/latest.json)")
