@@ -7,10 +7,13 @@ not depend on the order in which clients are processed, nor on which engine or m
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+_one_at_a_time = threading.RLock()  # torch's generators are the whole process's: threads take turns with them
 
 
 def key(seed: int, *parts: str | int) -> int:
@@ -30,6 +33,6 @@ def isolated(device: torch.device, seed: int, *parts: str | int) -> Iterator[Non
 
     The global state is restored afterwards, so the caller's own random numbers are not touched.
     """
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with _one_at_a_time, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(key(seed, *parts))
         yield

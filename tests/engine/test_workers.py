@@ -362,9 +362,6 @@ def test_what_cannot_be_sent_stays_here(federation: Federation, monkeypatch: pyt
     [
         ({"workers": -1}, "workers"),
         ({"workers": 10**6}, "workers must be"),
-        ({"workers": 2, "executor": "looped"}, "workers=2 is for executor=workers, not looped"),
-        ({"workers": 2, "executor": "stacked"}, "workers=2 is for executor=workers, not stacked"),
-        ({"clients_at_once": 3}, "clients_at_once=3 is for executor=stacked, not workers"),
     ],
 )
 def test_refusals(settings: dict[str, Any], message: str) -> None:

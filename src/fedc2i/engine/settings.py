@@ -53,9 +53,6 @@ class Settings:
     def __post_init__(self) -> None:
         check_at_least(self, 1, "rounds", "threads")
         check_at_least(self, 0, "evaluate_every", "patience", "workers", "clients_at_once")
-        for name, users in (("workers", ("auto", "workers")), ("clients_at_once", ("auto", "stacked"))):
-            if getattr(self, name) and self.executor not in users:
-                raise UserError(f"{name}={getattr(self, name)} is for executor={users[1]}, not {self.executor}")
         if self.workers > MOST_THREADS:
             raise UserError(f"workers must be 0..{MOST_THREADS}, got {self.workers}")
         if self.patience and not self.evaluate_every:
