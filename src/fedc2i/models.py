@@ -7,6 +7,7 @@ is that layer, one row (with its bias entry) per class. Methods see only names a
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 
 import torch
@@ -55,10 +56,10 @@ class Model:
         self.has_statistics = bool(batch_norms)
         self.evaluates_in_batches = any(not layer.track_running_stats for layer in batch_norms)
         self.has_dropout = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
-        self._module = module
-        self._body = copy.deepcopy(module)
+        body = copy.deepcopy(module)
         parent, _, leaf = head.rpartition(".")
-        setattr(self._body.get_submodule(parent), leaf, nn.Identity())
+        setattr(body.get_submodule(parent), leaf, nn.Identity())
+        self._module, self._body = _PerThread(module), _PerThread(body)
 
     def init(self, seed: int, *parts: str | int) -> Params:
         """Fresh parameters and buffers, drawn under a key; the same key gives the same model."""
@@ -70,9 +71,10 @@ class Model:
     def features(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
         """h(x) ``(B, d)``: what the head sees. Training mode updates running statistics in ``params`` in place."""
         body = {name: params[name] for name in self.body_names}
-        if self._body.training != training:
-            self._body.train(training)
-        features: Tensor = functional_call(self._body, body, (scale(x, self._dtype(params)),))
+        module = self._body.get()
+        if module.training != training:
+            module.train(training)
+        features: Tensor = functional_call(module, body, (scale(x, self._dtype(params)),))
         return features
 
     def _dtype(self, params: Params) -> torch.dtype:
@@ -102,8 +104,8 @@ class Model:
         params = self.init(0, "check")
         try:
             with torch.no_grad():
-                self._module.eval()
-                whole = functional_call(self._module, params, (scale(x, self._dtype(params)),))
+                module = self._module.get().eval()
+                whole = functional_call(module, params, (scale(x, self._dtype(params)),))
         except Exception as error:  # whatever a user's module may raise
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(f"model '{self.name}' cannot read images of {tuple(x.shape[1:])}: {reason}") from None
@@ -123,6 +125,24 @@ class Model:
         if features.shape != (len(x), self.feature_size):
             return False
         return torch.allclose(whole, self.head(params, features), rtol=1e-4, atol=1e-5)
+
+
+class _PerThread:
+    """A module of which every thread uses its own copy: a functional call puts other tensors into it for a while."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._template = module
+        self._copies = threading.local()
+
+    def get(self) -> nn.Module:
+        """This thread's copy."""
+        if not hasattr(self._copies, "module"):
+            self._copies.module = copy.deepcopy(self._template)
+        module: nn.Module = self._copies.module
+        return module
+
+    def __reduce__(self) -> tuple[type[_PerThread], tuple[nn.Module]]:
+        return _PerThread, (self._template,)
 
 
 def scale(x: Tensor, dtype: torch.dtype) -> Tensor:
