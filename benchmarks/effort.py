@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,12 @@ QUICK = Effort(
     scale_seconds=10.0,
     many_classes=(100,),
 )
-FULL = Effort(
+FULL = replace(
+    NORMAL,
     name="full",
-    images=743,
-    tests=1000,
     rounds={5: Blocks(5, 2, 5), 50: Blocks(3, 2, 3)},
-    cells=(*_GRID, (50, 1000)),
     naive_seconds=9.0,
     repeats=7,
     memory={5: 3, 50: 2},
-    scale_clients=1000,
-    scale_marks=(2, 6, 10),
     scale_seconds=600.0,
-    many_classes=(100, 1000),
 )

@@ -22,7 +22,7 @@ from fedc2i.influence import class_losses_of_heads, client_losses, first_order_l
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models import Model, build, scale
-from fedc2i.params import Params, Stacked, row, select, stack
+from fedc2i.params import Params, Stacked, relay, row, select, stack
 from fedc2i.training import Batch
 
 TOLERANCE = 1e-4  # relative, between our losses and the naive ones
@@ -64,7 +64,7 @@ class Case:
     def site(self) -> Site:
         """What the method is handed."""
         counts = torch.bincount(self.batch.y, minlength=self.model.classes)
-        return Site(self.model, counts, torch.tensor(0), self.peers)
+        return Site(self.model, counts, torch.tensor(0), relay(self.peers))
 
 
 @torch.no_grad()

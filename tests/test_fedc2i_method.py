@@ -19,7 +19,7 @@ from fedc2i.methods.base import Probe, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models import Model, split
-from fedc2i.params import Params, stack
+from fedc2i.params import Params, relay, stack
 from fedc2i.training import Batch, Training
 from oracles import assert_same_model
 from oracles.fedc2i import Problem, by_powers
@@ -36,7 +36,7 @@ def problem() -> Problem:
 def personalise(problem: Problem, extra: Params | None = None, **options: Any) -> tuple[Params, dict[str, Tensor]]:
     model = split(problem.build, head="2")
     counts = torch.tensor([3, 1, 2, 9, 0])
-    received = {**stack(problem.models), **(extra or {})}
+    received = {**relay(stack(problem.models)), **(extra or {})}
     site = Site(model, counts, torch.tensor(problem.position), received)
     batch = Batch(problem.x, problem.y, torch.ones(len(problem.y)).double())
     start, report = FedC2I(**{"gamma": GAMMA, **options}).personalise(problem.own, batch, site)
@@ -134,7 +134,7 @@ def test_gamma_zero_is_fedavg_bit_for_bit(influence: Any, model: Model) -> None:
     own = model.init(0, 3)
     x = torch.randint(256, (5, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     batch = Batch(x, torch.arange(5) % model.classes, torch.ones(5))
-    site = Site(model, torch.ones(model.classes), torch.tensor(3), uploads.tensors)
+    site = Site(model, torch.ones(model.classes), torch.tensor(3), relay(uploads.tensors))
     start, _ = FedC2I(gamma=0, influence=influence).personalise(own, batch, site)
     for name, tensor in mean.shared.items():
         assert torch.equal(start[name], tensor)
@@ -203,9 +203,9 @@ def test_the_probe_reaches_personalise(make_federation: Callable[..., Federation
     data, method = placed(make_federation(validation=6)), FedC2I(influence_split="validation", influence_samples=4)
     models = [model.init(0, n) for n in range(3)]
     client = LocalClient(recipe(method, model), data)
-    _, got = client.personalise(models[0], stack(models), 0, 2)
+    _, got = client.personalise(models[0], relay(stack(models)), 0, 2)
     probe = client.recipe.probe(data, 2)
-    _, want = method.personalise(models[0], probe, Site(model, data.counts, torch.tensor(0), stack(models)))
+    _, want = method.personalise(models[0], probe, Site(model, data.counts, torch.tensor(0), relay(stack(models))))
     assert torch.equal(got["client_losses"], want["client_losses"])
 
 

@@ -30,7 +30,7 @@ from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models import Model, split
 from fedc2i.options import convert, describe
-from fedc2i.params import Params, stack
+from fedc2i.params import Params, relay, stack
 from fedc2i.plans import prepare
 from fedc2i.training import Batch
 from helpers import QUICK, call, write_arrays
@@ -355,7 +355,7 @@ def personalise(problem: Problem, round: int = 2, rounds: int = 3, **options: An
     model = split(problem.build, head="2")
     counts = torch.bincount(problem.y, minlength=model.classes)
     where = torch.tensor(problem.position)
-    site = Site(model, counts, where, stack(problem.models), round=round, rounds=rounds)
+    site = Site(model, counts, where, relay(stack(problem.models)), round=round, rounds=rounds)
     batch = Batch(problem.x, problem.y, torch.ones(len(problem.y)).double())
     start, report = FedC2I(**options).personalise(problem.own, batch, site)
     return start, dict(report)

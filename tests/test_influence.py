@@ -31,7 +31,7 @@ from fedc2i.influence import (
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models import Model, split
-from fedc2i.params import Params, stack
+from fedc2i.params import Params, floating, relay, stack
 from fedc2i.training import Batch
 from oracles import assert_same_model
 from oracles.fedc2i import Problem, by_powers
@@ -54,7 +54,7 @@ def personalise(
     x = torch.cat([problem.x, 100 * noise]).to(dtype)
     y = torch.cat([problem.y, torch.zeros(padding, dtype=torch.int64)])
     w = torch.cat([torch.ones(len(problem.y)), torch.zeros(padding)]).to(dtype)
-    received = {name: tensor.to(dtype) for name, tensor in stack(problem.models).items()}
+    received = relay({name: tensor.to(dtype) for name, tensor in stack(problem.models).items()})
     own = {name: tensor.to(dtype) for name, tensor in (own or problem.own).items()}
     model = split(problem.build, head="2")
     counts = torch.bincount(problem.y, minlength=model.classes)
@@ -611,7 +611,7 @@ def test_lifted_over_seeds_and_clients_is_one_after_the_other(
     model, method = make_model(batch_norm=batch_norm), FedC2I(influence=how)
     seeds = [stack([model.init(seed, number) for number in range(4)]) for seed in range(2)]
     own = stack(seeds)
-    received = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
+    received = stack([relay(floating(seed)) for seed in seeds])
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (2, 4, 6, 3, 16, 16), generator=generator, dtype=torch.uint8)
     y = torch.randint(model.classes, (2, 4, 6), generator=generator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,10 +49,9 @@ def write_benchmarks(folder: Path) -> None:
         np.savez(folder / domain.source / f"{domain.key}.npz", **arrays)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Both benchmarks, small: 30 training images a client, and the smaller model."""
-    folder = tmp_path_factory.mktemp("benchmarks")
+@contextlib.contextmanager
+def small_benchmarks(folder: Path) -> Iterator[pytest.MonkeyPatch]:
+    """Both benchmarks, small, for a while: 30 training images a client, and the smaller model."""
     write_benchmarks(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDC2I_CACHE", str(folder / "cache"))
@@ -61,6 +61,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(digit5, "PRESET", {**digit5.PRESET, "model": "lenet5"})
         patch.setattr(office10, "TRAIN_PER_CLASS", 3)
         patch.setattr(office10, "VALIDATION_PER_CLASS", 1)
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("benchmarks")
+    with small_benchmarks(folder):
         yield folder
 
 

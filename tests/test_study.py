@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedc2i import cli_study, methods, study
-from fedc2i.data import digit5, office10
+from fedc2i.data import office10
 from fedc2i.data.federation import Federation
 from fedc2i.engine.rounds import POINTS
 from fedc2i.errors import UserError
@@ -21,7 +21,7 @@ from fedc2i.results import Result
 from fedc2i.store import Store
 from fedc2i.study import BENCHMARKS, CONTROLS, GRID, OURS, PARTS, PLAIN, UNTUNED, Paired, Study, choose, verdict
 from helpers import DIGIT5, Answer, blank_federation, call, files_below, made_up
-from test_recipes import runs_below, write_benchmarks
+from test_recipes import runs_below, small_benchmarks
 
 OFFICE = blank_federation(["A", "C"], name="office10")
 DIGITS = blank_federation(DIGIT5, name="digit5", averages={"Avg-4": ("MNIST", "SVHN", "USPS", "MNIST-M")})
@@ -236,15 +236,7 @@ def test_fewer_seeds_need_the_same_share(seeds: int, enough: str) -> None:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Both benchmarks, small, with grids that hold the preset alone, among others, and not at all."""
     folder = tmp_path_factory.mktemp("benchmarks")
-    write_benchmarks(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDC2I_CACHE", str(folder / "cache"))
-        patch.delenv("FEDC2I_DATA", raising=False)
-        patch.setattr(digit5, "TRAIN", 30)
-        patch.setattr(digit5, "VALIDATION", 10)
-        patch.setattr(digit5, "PRESET", {**digit5.PRESET, "model": "lenet5"})
-        patch.setattr(office10, "TRAIN_PER_CLASS", 3)
-        patch.setattr(office10, "VALIDATION_PER_CLASS", 1)
+    with small_benchmarks(folder) as patch:
         patch.setitem(GRID, "fedavg-plus", {"anchor": (0.1,)})  # type: ignore[arg-type]
         patch.setitem(GRID, "fedprox-plus", {"anchor": (0.1, 0.3)})  # type: ignore[arg-type]
         patch.setitem(GRID, "fedrep-plus", {"anchor": (0.3,)})  # type: ignore[arg-type]

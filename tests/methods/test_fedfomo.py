@@ -16,7 +16,7 @@ from fedc2i.methods.base import Probe, Site, Uploads
 from fedc2i.methods.fedfomo import FedFomo, first_order_gains
 from fedc2i.methods.local import Local
 from fedc2i.models import Model, scale
-from fedc2i.params import Params, select, stack
+from fedc2i.params import VALID, Params, relay, select, stack
 from fedc2i.training import Batch
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, place, run, upload
 from oracles import assert_same_model
@@ -36,7 +36,7 @@ def batch_of(federation: Federation, client: int = 1) -> Batch:
 def personalise(
     model: Model, models: list[Params], own: Params, batch: Batch, position: int = 0, **options: Any
 ) -> tuple[Params, dict[str, Tensor]]:
-    site = Site(model, torch.ones(4), torch.tensor(position), stack(models))
+    site = Site(model, torch.ones(4), torch.tensor(position), relay(stack(models)))
     start, report = FedFomo(**{"baseline": "trained", **options}).personalise(own, batch, site)
     return start, dict(report)
 
@@ -165,7 +165,8 @@ def test_the_server_relays_every_model() -> None:
     tensors = {"a": torch.arange(6.0).reshape(3, 2)}
     uploads = Uploads(tensors, (0, 2, 4), torch.tensor([5, 6, 7]), torch.tensor([0, 1, 0]))
     download, _ = FedFomo().combine(uploads, {})
-    assert download.shared is tensors
+    assert download.shared["a"] is tensors["a"]
+    assert download.shared[VALID].all()
     assert FedFomo.keeps_uploads
 
 

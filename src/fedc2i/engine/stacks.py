@@ -48,7 +48,10 @@ class Stacks:
         return self._ahead.pop(_who(part)) if _who(part) in self._ahead else self._draw(part)
 
     def draw_ahead(self, part: Sequence[Turn]) -> None:
-        """Draws what the same clients would need in the next round."""
+        """Draws what the next round will need, if everyone takes part in it, and it comes."""
+        whole = all(len(turn.clients) == len(self._data) for turn in part)
+        if not whole or part[0].round == part[0].recipe.rounds:
+            return
         following = [replace(turn, round=turn.round + 1) for turn in part]
         self._ahead = {_who(following): self._draw(following)}
 

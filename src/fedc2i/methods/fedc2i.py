@@ -33,10 +33,8 @@ from fedc2i.influence import (
 from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
 from fedc2i.models import scale
 from fedc2i.options import check_at_least, check_choice, check_whole, convert, option
-from fedc2i.params import Params, Stacked, finite, mix, mix_tensor, select, zero_where_not
+from fedc2i.params import VALID, Params, Stacked, finite, mix, mix_tensor, relay, select
 from fedc2i.training import Batch
-
-VALID = "valid"  # sent along with the relayed models: (K,) which of them hold only finite numbers
 
 
 @dataclass(frozen=True)
@@ -97,10 +95,8 @@ class FedC2I(Method):
         return {**model, "class_counts": site.counts} if self.untrained_rows == "exclude" else model
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
-        """Relays every model to everyone, and which of them are sound, so that clients need not look again."""
-        valid = finite(uploads.tensors)
-        tensors = uploads.tensors if bool(valid.all()) else zero_where_not(valid, uploads.tensors)
-        return Download(shared={**tensors, VALID: valid}, clients=uploads.clients), state
+        """Relays every model to everyone."""
+        return Download(shared=relay(uploads.tensors), clients=uploads.clients), state
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
         """Measures influence on one batch and mixes the received models by it."""
@@ -109,11 +105,7 @@ class FedC2I(Method):
         peers = select(site.received, (*model.body_names, *model.head_names))
         if not peers:  # no upload was usable yet
             return own, {}
-        if VALID in site.received:
-            valid = site.received[VALID]
-        else:  # one model with a nan would spoil every mean it is part of
-            valid = finite(peers)
-            peers = zero_where_not(valid, peers)
+        valid = site.received[VALID]
         bodies, heads = select(peers, model.body_names), select(peers, model.head_names)
         batch = batch._replace(x=scale(batch.x, own[model.head_names[0]].dtype))  # once, not for every forward pass
         measures = _can_measure(own, site)

@@ -29,7 +29,7 @@ from fedc2i.influence import equal_share
 from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
 from fedc2i.models import Model
 from fedc2i.options import check_choice, check_whole, option
-from fedc2i.params import Params, Stacked, finite, mix, row, select, zero_where_not
+from fedc2i.params import VALID, Params, Stacked, mix, relay, row, select
 from fedc2i.training import Batch
 
 _BEFORE = "before."
@@ -68,7 +68,7 @@ class FedFomo(Method):
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """Relays every model to everyone."""
-        return Download(shared=uploads.tensors, clients=uploads.clients), state
+        return Download(shared=relay(uploads.tensors), clients=uploads.clients), state
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
         """The weighted step; a client whose model was never received, or is broken, starts from the mean.
@@ -80,8 +80,7 @@ class FedFomo(Method):
         peers = select(site.received, names)
         if not peers:  # no upload was usable yet
             return own, {}
-        valid = finite(peers)
-        peers = zero_where_not(valid, peers)
+        valid = site.received[VALID]
         mine = F.one_hot(site.position.clamp(min=0), len(valid)).to(torch.bool) & (site.position >= 0)
         base = {name: own[name if self.baseline == "trained" else _BEFORE + name] for name in names}
 
