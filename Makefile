@@ -5,6 +5,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet -c constraints.txt
 
+# One process a core, each with one thread; the tests of a file stay together, as they share fixtures and workers.
+PARALLEL := OMP_NUM_THREADS=1
+SPREAD := -n auto --maxprocesses 8 --dist loadfile
+
 .PHONY: demo test test-slow bench lint install install-dev clean help
 
 help:
@@ -18,7 +22,7 @@ demo: install
 	$(BIN)/fedc2i compare local fedavg fedc2i --data embedded --seeds 0,1,2
 
 test: lint
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90 --durations=10
+	$(PARALLEL) $(BIN)/python -m pytest $(SPREAD) --cov --cov-report=term --cov-fail-under=90 --durations=10
 
 test-slow: install-dev
 	$(BIN)/python -m pytest -m slow

@@ -26,7 +26,7 @@ from fedc2i.methods.base import Download, Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models import build
-from fedc2i.params import stack
+from fedc2i.params import relay, stack
 from fedc2i.training import Training
 
 LOOP_THREADS = 2
@@ -93,7 +93,7 @@ def influence_steps(federation: Federation, times: int) -> Laps:
     executor = Workers(lease(min(cores(), len(data))), [recipe], data)
     seconds = []
     for number in range(1, times + 1):
-        turn = Turn(recipe, everyone, models, Download(shared=models, clients=everyone), number)
+        turn = Turn(recipe, everyone, models, Download(shared=relay(models), clients=everyone), number)
         began = time.perf_counter()
         executor.personalise([turn], evaluate=False)
         seconds.append(time.perf_counter() - began)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import hypothesis
 import pytest
 import torch
 from torch import nn
@@ -12,6 +13,9 @@ from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.models import Model, split
 
 torch.set_num_threads(1)  # two threads wait for each other as soon as anything else runs: ten times slower
+# The same examples in every run and process, and no limit of time on one of them: a busy machine is no failure.
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("suite")
 CLASSES = 4
 SIDE = 16
 

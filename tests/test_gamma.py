@@ -278,7 +278,7 @@ BAD = (
 )
 
 
-@pytest.mark.parametrize("value", BAD, ids=str)
+@pytest.mark.parametrize("value", BAD, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_refusals_list_what_is_allowed(value: Any) -> None:
     with pytest.raises(UserError, match=f"^gamma must be {ALLOWED}, got ") as caught:
         FedC2I(gamma=value)

@@ -51,11 +51,13 @@ def write_benchmarks(folder: Path) -> None:
 
 @contextlib.contextmanager
 def small_benchmarks(folder: Path) -> Iterator[pytest.MonkeyPatch]:
-    """Both benchmarks, small, for a while: 30 training images a client, and the smaller model."""
+    """Both benchmarks, small, for a while: 30 training images a client, 16x16 pixels, and the smaller model."""
     write_benchmarks(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDC2I_CACHE", str(folder / "cache"))
         patch.delenv("FEDC2I_DATA", raising=False)
+        patch.setattr(digit5, "IMAGE_SIZE", 16)
+        patch.setattr(office10, "IMAGE_SIZE", 16)
         patch.setattr(digit5, "TRAIN", 30)
         patch.setattr(digit5, "VALIDATION", 10)
         patch.setattr(digit5, "PRESET", {**digit5.PRESET, "model": "lenet5"})

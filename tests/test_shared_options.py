@@ -200,6 +200,8 @@ def test_every_engine_agrees(
             for point, metrics in one.metrics.items():
                 for a, b in zip(metrics, two.metrics[point], strict=True):
                     assert a == pytest.approx(b, rel=1e-4)
+    if participation != "100%":
+        return
     for option in ({"anchor": 0.3}, {"average": True}):  # each of them does something, alone as well
         alone, _ = run(
             Method.registry[name](**{"anchor": 0.0, "average": False} | option), model, federation, **settings

@@ -28,7 +28,7 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedprox import FedProx
 from fedc2i.methods.local import Local
 from fedc2i.models import Model, scale
-from fedc2i.params import Params, row, rows, size_in_bytes, stack
+from fedc2i.params import Params, relay, row, rows, size_in_bytes, stack
 from fedc2i.training import Batch, Training, draw_epochs
 from method_checks import in_double
 from oracles import assert_same_model
@@ -616,7 +616,7 @@ def test_influence_belongs_to_the_clients_it_is_labelled_with(model: Model, fede
     outcome, reports = run(FedC2I(influence_samples="all"), model, federation, rounds=1)
     for m, client in enumerate(federation.clients):
         data = ClientData.place(client, 4, CPU)
-        site = Site(model, data.counts, torch.tensor(m), outcome.trained)
+        site = Site(model, data.counts, torch.tensor(m), relay(outcome.trained))
         _, report = FedC2I().personalise(row(outcome.trained, m), data.train, site)
         for kind in ("influence_vector", "influence_matrix", "client_losses", "class_losses"):
             np.testing.assert_allclose(reports[0].influence[kind][m], report[kind].numpy(), rtol=1e-4)

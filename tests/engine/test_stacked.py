@@ -128,15 +128,15 @@ def test_lenet_in_single_precision(name: str, method: Method, make_federation: C
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_in_parts_as_all_at_once(name: str, normed: Model, make_federation: Callable[..., Federation]) -> None:
-    """Two seeds of four clients: single clients, pairs, three and one."""
+    """Two seeds of four clients: single clients, and three and one; pairs are below."""
     federation = make_federation(sizes=SIZES, validation=2)
     both = partial(run, Method.registry[name](), normed, federation, seeds=(0, 5), rounds=2)
     together = both(clients_at_once=0)
-    for at_once in (1, 2, 3):
+    for at_once in (1, 3):
         assert_close_runs(both(clients_at_once=at_once), together, rtol=1e-6)
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 4])
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4])
 def test_in_parts_with_partial_participation(
     at_once: int, convolutional: Model, make_federation: Callable[..., Federation]
 ) -> None:

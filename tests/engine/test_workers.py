@@ -251,7 +251,7 @@ def test_a_run_within_a_run_and_runs_in_threads_keep_apart(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     for name, method, seed in ((0, FedAvg(), 0), (1, FedAvg(), 1), ("inner", FedC2I(), 5)):
         expected, _ = run("looped", method, model, federation, seeds=(seed,))
         assert_same_model(found[name][seed].trained, expected[seed].trained, rtol=0, atol=0)
@@ -289,7 +289,7 @@ def test_a_class_that_a_worker_cannot_import(
 def test_closed_standard_streams(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     command = f"exec '{sys.executable}' '{tmp_path / 'script.py'}' normal 1 <&-"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -307,8 +307,8 @@ def test_without_workers_a_run_stays_here(
         pool.start(2).workers[0]._process.kill()
     else:
         monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    auto = run("auto", Slow(), model, federation, rounds=10)
-    assert_same_run(auto, run("looped", Slow(), model, federation, rounds=10))
+    auto = run("auto", Slow(), model, federation, rounds=3)
+    assert_same_run(auto, run("looped", Slow(), model, federation, rounds=3))
     assert pool.running(2) is None or trouble == "one dies early"
 
 
@@ -329,6 +329,8 @@ def test_a_long_run_moves_to_workers_and_a_short_one_does_not(
     def watched(self: Adaptive, *rest: Any, **more: Any) -> Any:
         result = train(self, *rest, **more)
         where.append(type(self._now).__name__)
+        if there := pool.running(2):
+            there.is_ready(patient=True)  # however long it takes on a busy machine: the round after moves
         return result
 
     monkeypatch.setattr(Adaptive, "train", watched)
@@ -337,9 +339,9 @@ def test_a_long_run_moves_to_workers_and_a_short_one_does_not(
     assert pool.running(2) is None
     where.clear()
     monkeypatch.setattr("fedc2i.engine.adaptive._WORTH", 0.2)
-    long = run("auto", Slow(), model, federation, rounds=60)
-    assert (where[0], where[-1]) == ("Looped", "Workers")
-    assert_same_run(long, run("looped", Slow(), model, federation, rounds=60))
+    long = run("auto", Slow(), model, federation, rounds=5)
+    assert where == ["Looped"] * 2 + ["Workers"] * 3  # measured in the first, started in the second
+    assert_same_run(long, run("looped", Slow(), model, federation, rounds=5))
 
 
 def test_what_cannot_be_sent_stays_here(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,14 +384,16 @@ def test_cores_are_those_of_the_affinity() -> None:
 # Whatever ends the main process, its workers end too.
 
 SCRIPT = """
-import sys, time, torch
+import sys, torch
 from torch import nn
-import fedc2i
+from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine import Settings, federate, pool
 from fedc2i.methods.fedavg import FedAvg
+from fedc2i.models import split
 
-federation = fedc2i.load("embedded")
-model = fedc2i.split(lambda: nn.Sequential(nn.Flatten(), nn.Linear(federation.clients[0].train.x[0].numel(), 10)), "1")
+part = Split(torch.zeros(8, 3, 4, 4, dtype=torch.uint8), torch.arange(8) % 4)
+federation = Federation("toy", tuple(Client(name, part, part, part) for name in "abc"), tuple("wxyz"))
+model = split(lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 4)), "1")
 
 def report(last):
     print(" ".join(str(worker._process.pid) for worker in pool.running(2).workers), flush=True)
@@ -416,7 +420,7 @@ def test_no_worker_outlives_the_main_process(end: str, tmp_path: Path) -> None:
             main.send_signal(getattr(signal, end))
         main.stdout.read()
         main.wait()
-    patience = time.monotonic() + 20
+    patience = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
         assert time.monotonic() < patience, "a worker lives on"
         time.sleep(0.05)
