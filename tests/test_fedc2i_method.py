@@ -256,6 +256,7 @@ LEAVES: dict[str, set[str]] = {
     "fedavg": BODY | HEAD,
     "fedprox": BODY | HEAD,
     "fedc2i": BODY | HEAD,
+    "fedc2i-server": BODY | HEAD | {"loss", "gradient", "class_losses", "class_gradients"},
     "ditto": BODY | HEAD,
     "fedala": BODY | HEAD,
     "fedbn": {"hidden.weight"} | HEAD,

@@ -77,17 +77,21 @@ def first_order_losses(
 ) -> Tensor:
     """`client_losses` to first order in the distance of θ^{-i} from θ̄, the mean of all valid bodies.
 
-    With l the loss at θ̄ and δ_i the change that `first_order_changes` gives, l_{-i} ≈ l + δ_i where the loss grows and
-    l·exp(δ_i/l) where it falls: equal to first order, and positive however far a body is from the mean. Over real runs
-    the influence is on average as near to the exact one as by either form for all i, or nearer
-    (``python -m benchmarks.first_order``).
-
     Arguments are those of `first_order_changes`.
 
     Returns:
         ``(K,)`` losses; entries of models that are not valid mean nothing. None is finite if the loss at θ̄ is not.
     """
-    at_mean, changes = first_order_changes(loss, bodies, valid, differentiable)
+    return changed_losses(*first_order_changes(loss, bodies, valid, differentiable))
+
+
+def changed_losses(at_mean: Tensor, changes: Tensor) -> Tensor:
+    """Losses from the one at the mean, l, and changes δ_i to first order; tensors that broadcast.
+
+    l_{-i} ≈ l + δ_i where the loss grows and l·exp(δ_i/l) where it falls: equal to first order, and positive however
+    far a body is from the mean. Over real runs the influence is on average as near to the exact one as by either form
+    for all i, or nearer (``python -m benchmarks.first_order``).
+    """
     falls = (changes.clamp(max=0) / at_mean.clamp(min=SMALLEST_LOSS)).exp()
     return at_mean * falls + changes.clamp(min=0)
 

@@ -18,7 +18,7 @@ from fedc2i.data.federation import Client, Split
 from fedc2i.evaluate import at_once, means, predict_all, score
 from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.models import Model
-from fedc2i.params import Params
+from fedc2i.params import Params, Stacked, stack
 from fedc2i.training import Batch, Training, draw_epochs, train
 
 Piece = tuple[str, int, int]  # a split, the first image in it and the one behind the last
@@ -62,6 +62,16 @@ class Recipe:
     training: Training
     rounds: int
     seed: int
+
+    def first_model(self, client: str, init: Literal["common", "independent"]) -> Params:
+        """What a client starts its first round from: one common draw, or one of its own."""
+        key = (client, "init") if init == "independent" else ("init",)
+        return self.method.setup(self.model.init(self.seed, *key), self.model)
+
+    def first_models(self, clients: Sequence[str], init: Literal["common", "independent"]) -> Stacked:
+        """Those of all clients, stacked; a common one is drawn once."""
+        drawn = {name: self.first_model(name, init) for name in (clients if init == "independent" else clients[:1])}
+        return stack([drawn.get(name, drawn[clients[0]]) for name in clients])
 
     def trainable(self, phase: Phase, params: Params) -> list[str]:
         """The names that a phase trains: the model's parameters, and private parts that the method added."""

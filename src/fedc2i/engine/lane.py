@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedc2i import seeding
 from fedc2i.engine import topology
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.executor import Received, Trained, Turn
+from fedc2i.engine.reporting import Told, spread
 from fedc2i.engine.rounds import Metrics, Outcome, Point, Round
+from fedc2i.engine.schedule import Patience, choose
 from fedc2i.engine.server import Mailbox, Server
 from fedc2i.engine.settings import Settings
-from fedc2i.params import Stacked, replace_rows, row, rows, size_in_bytes, stack
+from fedc2i.params import Stacked, replace_rows, row, rows, size_in_bytes
 
 
 class Lane:
@@ -39,11 +38,11 @@ class Lane:
         self._audience = self._everyone
         self._starts = rows(self._own, self._chosen)
         self._received: Stacked = self._own
-        self._patience = _Patience(settings.patience)
+        self._patience = Patience(settings.patience)
         self._last: Round | None = None
         self._metrics: dict[Point, Metrics] = {}
         self._refused: list[int] = []
-        self._bytes_up = 0
+        self._bytes_up = self._bytes_told = 0
 
     def to_train(self, number: int) -> list[Turn]:
         """The local runs of a round: a turn for each circle of clients that received the same."""
@@ -63,7 +62,7 @@ class Lane:
             scored |= self._scored(others, self._others())
             self._metrics["trained"] = [scored[m] for m in self._everyone]
         uploads = self._joined([own.uploads for own in trained], self._chosen)
-        self._bytes_up = size_in_bytes(row(uploads, 0))
+        self._bytes_up = size_in_bytes(row(uploads, 0)) + self._bytes_told
         self._refused = self._mailbox.receive(self._chosen, uploads, number)
         for server in self._servers:
             server.combine(number)
@@ -79,7 +78,7 @@ class Lane:
             scored = self._scored([own.metrics for own in received], self._audience)
             self._metrics["received"] = [scored[m] for m in self._audience]
         told = [
-            _Told(own.report, clients, server.download.clients)
+            Told(own.report, clients, server.download.clients)
             for own, (server, clients) in zip(received, self._shares(self._audience), strict=True)
         ]
         self._last = Round(
@@ -88,7 +87,7 @@ class Lane:
             seconds,
             tuple(self._names[m] for m in self._chosen),
             self._metrics,
-            _spread(told, len(self._names)),
+            spread(told, len(self._names)),
             tuple(self._names[m] for m in self._refused),
             bytes_up=self._bytes_up,
             bytes_down=self._bytes_down(),
@@ -96,6 +95,7 @@ class Lane:
         self._received = self._joined([own.params for own in received], self._audience)
         self._chosen = self._choose(number + 1)
         self._starts = rows(self._received, [self._audience.index(m) for m in self._chosen])
+        self._pass_on(told)
         return self._last
 
     def is_over(self, due: bool) -> bool:
@@ -138,6 +138,19 @@ class Lane:
         order = [m for _, own in self._shares(clients) for m in own]
         return dict(zip(order, (own for turn in metrics for own in turn), strict=True))
 
+    def _pass_on(self, told: Sequence[Told]) -> None:
+        """Servers hear what their method reads of the diagnostics, from those who train next: the others send nothing.
+
+        What it takes counts as part of the next upload, with which it would travel.
+        """
+        names, size = self.recipe.method.reads_reports, 0
+        for one, (server, clients) in zip(told, self._shares(self._audience), strict=True):
+            some = [k for k, client in enumerate(clients) if names and client in self._chosen]
+            reports = {name: one.report[name][some] for name in names if some and name in one.report}
+            server.hear([clients[k] for k in some], one.received, reports)
+            size += size_in_bytes(reports)
+        self._bytes_told = size // len(self._chosen)
+
     def _bytes_down(self) -> int:
         """What a client that trained received, on average: with a topology not all receive equally much."""
         sizes = [(size_in_bytes(server.download.to(own[0])), len(own)) for server, own in self._shares(self._chosen)]
@@ -149,57 +162,9 @@ class Lane:
         return tuple(m for m in self._everyone if m not in trains)
 
     def _first_models(self, device: torch.device) -> Stacked:
-        recipe, apart = self.recipe, self._settings.init == "independent"
-        keys: list[tuple[str, ...]] = [(name, "init") if apart else ("init",) for name in self._names]
-        drawn = {key: recipe.method.setup(recipe.model.init(recipe.seed, *key), recipe.model) for key in set(keys)}
-        return {name: tensor.to(device) for name, tensor in stack([drawn[key] for key in keys]).items()}
+        first = self.recipe.first_models(self._names, self._settings.init)
+        return {name: tensor.to(device) for name, tensor in first.items()}
 
     def _choose(self, number: int) -> tuple[int, ...]:
         """Who takes part in a round, in table order."""
-        count = self._settings.participants(len(self._names))
-        if count == len(self._names):
-            return self._everyone
-        draw = torch.randperm(len(self._names), generator=seeding.generator(self.recipe.seed, number, "participants"))
-        return tuple(sorted(draw[:count].tolist()))
-
-
-class _Told(NamedTuple):
-    """Diagnostics of clients, stacked, and whose models they had received."""
-
-    report: Mapping[str, Tensor]
-    clients: tuple[int, ...]
-    received: tuple[int, ...]
-
-
-def _spread(told: Sequence[_Told], clients: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Diagnostics as arrays over all clients, nan elsewhere.
-
-    ``(M, M, ...)`` for what a client says of each client it received, ``(M, ...)`` for what it says of itself.
-    """
-    full = {}
-    for name in dict.fromkeys(name for one in told for name in one.report):
-        parts = [(one.report[name], one) for one in told if name in one.report]
-        of_others = all(values.ndim > 1 and values.shape[1] == len(one.received) for values, one in parts)
-        some = parts[0][0]
-        shape = (clients, clients, *some.shape[2:]) if of_others else (clients, *some.shape[1:])
-        array = np.full(shape, np.nan, dtype=np.float32)
-        for values, one in parts:
-            where = np.ix_(one.clients, one.received) if of_others else list(one.clients)
-            array[where] = values.to(torch.float32).cpu().numpy()
-        full[name] = array
-    return full
-
-
-class _Patience:
-    """Early stopping on mean validation accuracy; never on test data."""
-
-    def __init__(self, patience: int) -> None:
-        self._patience, self._best, self._waited = patience, -float("inf"), 0
-
-    def is_over(self, last: Round, point: Point) -> bool:
-        if not self._patience:
-            return False
-        score = last.mean(point, "validation_accuracy")
-        self._waited = 0 if score > self._best else self._waited + 1
-        self._best = max(self._best, score)
-        return self._waited >= self._patience
+        return choose(self.recipe.seed, self._settings, len(self._names), number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ class Mailbox:
     """The latest upload of every client."""
 
     def __init__(self, clients: int) -> None:
-        self._uploads: Stacked = {}
+        self.uploads: Stacked = {}
         self.sent = [0] * clients  # the round of each client's latest upload, 0 for none
 
     def receive(self, clients: Sequence[int], uploads: Stacked, round: int) -> list[int]:
@@ -25,20 +25,24 @@ class Mailbox:
         """
         sound = finite(uploads).tolist() if uploads else [True] * len(clients)
         kept = [k for k, good in enumerate(sound) if good]
-        if not self._uploads:
-            self._uploads = {
+        if not self.uploads:
+            self.uploads = {
                 name: tensor.new_zeros((len(self.sent), *tensor.shape[1:])) for name, tensor in uploads.items()
             }
         accepted = [clients[k] for k in kept]
         if accepted:
-            self._uploads = replace_rows(self._uploads, accepted, rows(uploads, kept))
+            self.uploads = replace_rows(self.uploads, accepted, rows(uploads, kept))
         for client in accepted:
             self.sent[client] = round
         return [clients[k] for k, good in enumerate(sound) if not good]
 
+    def restore(self, uploads: Stacked, sent: Sequence[int]) -> None:
+        """Puts back what a checkpoint kept."""
+        self.uploads, self.sent = dict(uploads), list(sent)
+
     def of(self, clients: Sequence[int]) -> Stacked:
         """The uploads of these clients, stacked."""
-        return rows(self._uploads, clients)
+        return rows(self.uploads, clients)
 
 
 class Server:
@@ -68,10 +72,29 @@ class Server:
         self._sources = tuple(range(len(samples)) if sources is None else sources)
         known = floating(rows(models, self._sources))
         self.state = method.opening(mix(uniform(len(self._sources), samples.to(torch.float32)), known))
+        self._place = {client: k for k, client in enumerate(self._sources)}
+        self.reports: dict[str, Tensor] = {}  # by sources: (S, S, ...), nan where nothing was said
 
     def receive(self, clients: Sequence[int], uploads: Stacked, round: int) -> list[int]:
         """Takes the uploads of this round; see `Mailbox.receive`."""
         return self.mailbox.receive(clients, uploads, round)
+
+    def hear(self, clients: Sequence[int], received: Sequence[int], reports: Mapping[str, Tensor]) -> None:
+        """Takes what clients say of the models they received; what they said before is forgotten.
+
+        Args:
+            clients: who reports.
+            received: whose models these clients received, `Download.clients`.
+            reports: by name ``(len(clients), len(received), ...)``.
+        """
+        count = len(self._sources)
+        where = torch.tensor([self._place[m] for m in clients], dtype=torch.int64)
+        columns = torch.tensor([self._place[m] for m in received], dtype=torch.int64)
+        for name, values in reports.items():
+            nothing = torch.full((count, count, *values.shape[2:]), torch.nan)
+            full = self.reports.setdefault(name, nothing)
+            full[where] = torch.nan
+            full[where[:, None], columns] = values.to("cpu", torch.float32)
 
     def combine(self, round: int) -> Download:
         """What its clients receive after this round; the same as last time if nothing usable arrived."""
@@ -83,6 +106,13 @@ class Server:
                 tuple(clients),
                 self.samples[clients],
                 torch.tensor([round - sent[client] for client in clients], device=self.samples.device),
+                round,
+                self._reports_of(clients),
             )
             self.download, self.state = self.method.combine(uploads, self.state)
         return self.download
+
+    def _reports_of(self, clients: Sequence[int]) -> dict[str, Tensor]:
+        """What these clients said of each other."""
+        where = [self._place[client] for client in clients]
+        return {name: full[where][:, where] for name, full in self.reports.items()}

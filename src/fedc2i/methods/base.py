@@ -94,12 +94,17 @@ class Uploads:
         clients: their numbers in the federation.
         samples: ``(K,)`` how many training samples each has.
         ages: ``(K,)`` rounds since each was sent; 0 is this round's.
+        round: the present round, from 1.
+        reports: what each reported last, by the names in `Method.reads_reports`: ``(K, K, ...)`` on the CPU, row k what
+            client k said of each of ``clients``, nan where it said nothing; empty if nobody has reported yet.
     """
 
     tensors: Stacked
     clients: tuple[int, ...]
     samples: Tensor
     ages: Tensor
+    round: int = 0
+    reports: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -217,6 +222,11 @@ class Method:
         return {}
 
     # What the server does.
+
+    @property
+    def reads_reports(self) -> tuple[str, ...]:
+        """The diagnostics of `personalise`, one value for each client received, that clients send to `combine`."""
+        return ()
 
     def opening(self, params: Params) -> Params:
         """The server's first state, from the initial model (the mean of them if clients start apart)."""

@@ -8,19 +8,24 @@ draws one batch, measures by leave-one-out what each model is worth to it, and s
 
 The printed equation for φ̄ has φ_{m,c} on its right-hand side, which would make it a no-op; φ_{i,c} is meant. Where the
 paper leaves a choice, it is an option below, and the default is our reading.
+
+Every client receives every model. ``top_k`` is ours and saves most of that: between rounds of full exchange a client
+receives only the models it weighted most at the last exchange and one other, drawn at random, and measures influence
+among those and its own. For that it tells the server its weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.gamma import Gamma
+from fedc2i.candidates import CANDIDATES, beside, choose, scores, spread
+from fedc2i.gamma import Clock, Gamma
 from fedc2i.influence import (
     class_losses_of_heads,
     client_losses,
@@ -35,6 +40,9 @@ from fedc2i.models import scale
 from fedc2i.options import check_at_least, check_choice, check_whole, convert, option
 from fedc2i.params import VALID, Params, Stacked, finite, mix, mix_tensor, relay, select
 from fedc2i.training import Batch
+
+WEIGHTS = ("influence_vector", "influence_matrix")
+LOSSES = ("client_losses", "class_losses", "gamma_class")
 
 
 @dataclass(frozen=True)
@@ -75,14 +83,16 @@ class FedC2I(Method):
     not_finite: Literal["zero", "largest"] = option(
         "zero", "a model without which the loss is not finite: no influence, or that of the largest loss"
     )
+    top_k: int = option(0, "how many models a client receives, those it weighted most, and one at random; 0: all")
+    refresh: int = option(5, "top_k: everyone receives all models in every refresh-th round, and in the first")
 
     def __post_init__(self) -> None:
         check_choice(self, "variant", "head", "class_features", "influence", "influence_split", "missing")
         check_choice(self, "untrained_rows", "not_finite")
-        object.__setattr__(self, "gamma", convert(self.gamma, float | Gamma, "gamma"))
-        object.__setattr__(self, "gamma_class", convert(self.gamma_class, float | Gamma | None, "gamma_class"))
-        check_at_least(self, 0, *(n for n in ("gamma", "gamma_class") if isinstance(getattr(self, n), float)))
+        check_gammas(self)
         check_whole(self, 1, "influence_samples", also="all")
+        check_whole(self, 0, "top_k")
+        check_whole(self, 1, "refresh")
 
     @property
     def probe(self) -> Probe:
@@ -94,13 +104,52 @@ class FedC2I(Method):
         model = super().upload(params, data, site)
         return {**model, "class_counts": site.counts} if self.untrained_rows == "exclude" else model
 
+    @property
+    def reads_reports(self) -> tuple[str, ...]:
+        """The weights, where they decide who receives which models."""
+        return WEIGHTS if self.top_k else ()
+
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
-        """Relays every model to everyone."""
-        return Download(shared=relay(uploads.tensors), clients=uploads.clients), state
+        """Relays every model to everyone; with ``top_k`` a few to each, except in rounds of full exchange."""
+        models = relay(uploads.tensors)
+        few = 0 < self.top_k < len(uploads.clients) - 2  # fewer than all the others
+        if not few or not uploads.reports or uploads.round % self.refresh == 0:
+            return Download(shared=models, clients=uploads.clients), state
+        valid = models.pop(VALID)
+        index = choose(scores(uploads.reports), uploads.clients, uploads.round, self.top_k).to(valid.device)
+        personal = {name: rows[index] for name, rows in models.items()}  # (K, top_k + 1, ...)
+        return Download({VALID: valid}, {**personal, CANDIDATES: index}, uploads.clients), state
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
         """Measures influence on one batch and mixes the received models by it."""
         assert batch is not None
+        if CANDIDATES in site.received:
+            return self._personalise_by_few(own, batch, site)
+        return self._personalise(own, batch, site)
+
+    def _personalise_by_few(self, own: Params, batch: Batch, site: Site) -> tuple[Params, dict[str, Tensor]]:
+        """The same by a few models and the client's own; weights of those not received are 0, their losses nan.
+
+        A client that the server has nothing of yet receives means of what the others do, starts from the mean of these,
+        and has nothing to report.
+        """
+        index, valid = site.received[CANDIDATES], site.received[VALID]
+        takes_part = _can_measure(own, site)
+        sent = {name: rows for name, rows in site.received.items() if name not in (CANDIDATES, VALID)}
+        received = beside({**own, "class_counts": site.counts}, sent, takes_part)
+        received[VALID] = torch.cat([takes_part[None], valid[index]])
+        known = site.position >= 0
+        # Not by replace(), which reads the round: a recording that does is for that round only.
+        few = type(site)(**{**vars(site), "received": received, "position": known.to(torch.int64) - 1})
+        start, report = self._personalise(own, batch, few)
+        positions = torch.cat([site.position[None], index])
+        for names, missing in ((WEIGHTS, 0.0), (LOSSES, torch.nan)):
+            for name in [name for name in names if name in report]:
+                report[name] = torch.where(known, spread(report[name], positions, len(valid), missing), torch.nan)
+        return start, {**report, "left_out": ~valid}
+
+    def _personalise(self, own: Params, batch: Batch, site: Site) -> tuple[Params, dict[str, Tensor]]:
+        """Influence of all models in ``site.received``, and the mix."""
         model = site.model
         peers = select(site.received, (*model.body_names, *model.head_names))
         if not peers:  # no upload was usable yet
@@ -145,7 +194,7 @@ class FedC2I(Method):
             losses = client_losses(loss, bodies, valid)
         else:
             losses = first_order_losses(loss, bodies, valid, select(bodies, site.model.trainable))
-        weights, gamma = self._weigh(losses, self.gamma, valid, site)
+        weights, gamma = weigh(losses, self.gamma, valid, site, self.not_finite)
         if gamma is not None:
             report["gamma"] = torch.where(measures, gamma, torch.nan)
         weights = fill_empty(weights, _own_or(everyone, valid, site))
@@ -179,10 +228,11 @@ class FedC2I(Method):
             bias = None if bias is None else torch.where(usable, bias, 0.0)
         logits = site.model.head(own, features)
         losses = class_losses_of_heads(logits, features, weight, bias, batch.y, batch.w, usable)
-        weights, gamma = self._weigh(losses, self.gamma if self.gamma_class is None else self.gamma_class, usable, site)
-        if gamma is not None:  # for each entry of Λ: in a report (C,) could be taken for one number per client
+        gamma = self.gamma if self.gamma_class is None else self.gamma_class
+        weights, used_gamma = weigh(losses, gamma, usable, site, self.not_finite)
+        if used_gamma is not None:  # for each entry of Λ: in a report (C,) could be taken for one number per client
             used = measures & usable & (site.counts > 0 if self.missing != "formula" else True)
-            report["gamma_class"] = torch.where(used, gamma, torch.nan)
+            report["gamma_class"] = torch.where(used, used_gamma, torch.nan)
         weights = fill_empty(weights, keep)
         if self.missing != "formula":
             instead = {"uniform": everyone, "own": keep}[self.missing]
@@ -191,11 +241,22 @@ class FedC2I(Method):
         report.update(class_losses=losses, influence_matrix=weights)
         return weights
 
-    def _weigh(self, losses: Tensor, gamma: float | Gamma, valid: Tensor, site: Site) -> tuple[Tensor, Tensor | None]:
-        """Losses ``(K,)`` or ``(K, C)`` to weights, and the γ ``()`` or ``(C,)`` that an adaptive one came to."""
-        if isinstance(gamma, Gamma):
-            return gamma.weights(losses, valid, site, self.not_finite)
-        return influence(losses, gamma, valid, self.not_finite), None
+
+def check_gammas(method: Any) -> None:
+    """Brings a method's ``gamma`` and ``gamma_class`` into their types, and refuses bad values."""
+    for name, kind in (("gamma", float | Gamma), ("gamma_class", float | Gamma | None)):
+        object.__setattr__(method, name, convert(getattr(method, name), kind, name))
+        if isinstance(getattr(method, name), float):
+            check_at_least(method, 0, name)
+
+
+def weigh(
+    losses: Tensor, gamma: float | Gamma, valid: Tensor, clock: Clock, not_finite: Literal["zero", "largest"] = "zero"
+) -> tuple[Tensor, Tensor | None]:
+    """Losses ``(K,)`` or ``(K, C)`` to weights, and the γ ``()`` or ``(C,)`` that an adaptive one came to."""
+    if isinstance(gamma, Gamma):
+        return gamma.weights(losses, valid, clock, not_finite)
+    return influence(losses, gamma, valid, not_finite), None
 
 
 def _can_measure(own: Params, site: Site) -> Tensor:
