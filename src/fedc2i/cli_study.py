@@ -6,14 +6,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from fedc2i import many as crowd
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.methods.base import Method
+from fedc2i.plans import Plan
 from fedc2i.progress import ProgressView
+from fedc2i.report import many as crowd_tables
 from fedc2i.report.table import Row, Table
 from fedc2i.report.tables import POINTS_NOTE
 from fedc2i.results import Result, Score
@@ -27,6 +30,14 @@ PAIRED_NOTE = (
     "difference: {ours} minus the row in points of the average that is named, mean over paired seeds with its standard "
     "error; wins / losses / ties: seeds in which {ours} is above, below, equal."
 )
+DataDir = Annotated[Path | None, typer.Option(help="Where the data lies; or the variable FEDC2I_DATA.")]
+Seeds = Annotated[str, typer.Option(help="Reported, for example 0,1,2 or 0-9.")]
+Rounds = Annotated[
+    str | None, typer.Option(help="A trial with other rounds than the protocol's, in a folder of its own.")
+]
+Out = Annotated[Path, typer.Option(help="The tables; the runs lie in runs/ below it.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, all else on stderr.")]
 
 
 @app.callback()
@@ -36,34 +47,25 @@ def _study() -> None:
 
 @app.command()
 def plus(
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies; or the variable FEDC2I_DATA.")] = None,
-    seeds: Annotated[str, typer.Option(help="Reported, for example 0,1,2 or 0-9.")] = "0-9",
+    data_dir: DataDir = None,
+    seeds: Seeds = "0-9",
     tuning_seeds: Annotated[str, typer.Option(help="Only to choose settings by; none of those reported.")] = "100-102",
     tuning: Annotated[bool, typer.Option(help="Choose settings on validation data, or report the presets.")] = True,
-    rounds: Annotated[
-        str | None, typer.Option(help="A trial with other rounds than the protocol's, in a folder of its own.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The tables; the runs lie in runs/ below it.")] = Path("results"),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, all else on stderr.")] = False,
+    rounds: Rounds = None,
+    out: Out = Path("results"),
+    device: Device = "auto",
+    json: Json = False,
 ) -> None:
     """FedC²I⁺ against baselines and controls with the same extras; what is computed already is kept.
 
     Settings are chosen on validation data with seeds of their own; then every method runs with the reported seeds.
     """
-    settings = {"seeds": seeds, "device": device}
-    settings |= {} if data_dir is None else {"data_dir": str(data_dir)}
-    settings |= {} if rounds is None else {"rounds": rounds}
-    work = Study(settings, tuning_seeds if tuning else None, Store(out / "runs"))
-    folder = out if rounds is None else out / f"trial-{rounds}-rounds"  # a trial must not replace real tables
+    work = Study(_settings(data_dir, seeds, rounds, device), tuning_seeds if tuning else None, Store(out / "runs"))
+    folder = _folder(out, rounds)
     undecided = bool(work.tuning_left())
     if not undecided:
         work.tune()
-    left = work.left()
-    runs = f"{'at least ' * undecided}{sum(len(plan.config.seeds) for plan in left)}"
-    console = Console(stderr=True)
-    console.print(f"Writing to {folder}; {runs} runs to go", highlight=False, markup=False, soft_wrap=True)
-    view = _View(console, len(left))
+    view = _begin(folder, work.left(), "at least " * undecided)
     with view:
         if undecided:
             work.tune(view)
@@ -71,9 +73,61 @@ def plus(
         main, parts = work.report(view)
     said = verdict(main)
     files = write(folder, work, main, parts, said)
+    chosen = {f"{data} {name}": _setting(method, name) for (data, name), method in work.chosen.items()}
+    _answer(folder, files, said, json, {"chosen": chosen})
+
+
+@app.command()
+def many(
+    data_dir: DataDir = None,
+    seeds: Seeds = "0-2",
+    clients: Annotated[str, typer.Option(help="For each of the five domains.")] = "10,20",
+    splits: Annotated[str, typer.Option(help="even, skewed (Dirichlet 0.5) or both.")] = "even,skewed",
+    participation: Annotated[str, typer.Option(help="Shares of the clients that train in a round.")] = "100%,20%",
+    gammas: Annotated[str, typer.Option(help="Of FedC²I.")] = "fixed,scaled,ramp,perplexity",
+    influence: Annotated[str, typer.Option(help="exact, which is slow, first-order or both.")] = "exact,first-order",
+    rounds: Rounds = None,
+    out: Out = Path("results"),
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """FedC²I with many clients on Digit-5: λ within the own domain, accuracy beside FedAvg, first-order influence.
+
+    What is computed already is kept. Each list, with commas, may be cut; the tables then show that part.
+    """
+    store = Store(out / "runs", models=False)
+    chosen = (clients, splits, participation, gammas, influence)
+    work = crowd.Many(_settings(data_dir, seeds, rounds, device), store, *chosen)
+    folder = _folder(out, rounds)
+    found = {}
+    with _begin(folder, work.left()) as view:
+        for setting in work.settings:
+            view.say(str(setting))
+            found[setting] = work.compute(setting, view)
+    said = crowd.verdict(found, work.trial)
+    files = crowd_tables.write(folder, found, said, [*work.trial, SEEDS_NOTE, *work.notes])
+    _answer(folder, files, said, json, {})
+
+
+def _settings(data_dir: Path | None, seeds: str, rounds: str | None, device: str) -> dict[str, str]:
+    given = {"data_dir": None if data_dir is None else str(data_dir), "rounds": rounds}
+    return {"seeds": seeds, "device": device} | {name: value for name, value in given.items() if value is not None}
+
+
+def _folder(out: Path, rounds: str | None) -> Path:
+    return out if rounds is None else out / f"trial-{rounds}-rounds"  # a trial must not replace real tables
+
+
+def _begin(folder: Path, left: list[Plan], about: str = "") -> _View:
+    """Says what is to come; returns what shows how far it is."""
+    view = _View(Console(stderr=True), len(left))
+    view.say(f"Writing to {folder}; {about}{sum(len(plan.config.seeds) for plan in left)} runs to go")
+    return view
+
+
+def _answer(folder: Path, files: list[str], said: Verdict, json: bool, more: Mapping[str, Any]) -> None:
     if json:
-        chosen = {f"{data} {name}": _setting(method, name) for (data, name), method in work.chosen.items()}
-        answer = {"chosen": chosen, "targets": dict(said.targets), "verdict": list(said.sentences)}
+        answer = {**more, "targets": dict(said.targets), "verdict": list(said.sentences)}
         print(to_json({"folder": str(folder), "files": files, **answer}), end="")
     else:
         for line in (*(str(folder / file) for file in files), "", *said.sentences):
@@ -81,7 +135,15 @@ def plus(
 
 
 class _View(ProgressView):
-    """Progress of runs whose number is known only after the first of them."""
+    """Progress of runs whose number is known only after the first of them, with lines between them."""
+
+    def __enter__(self) -> _View:
+        super().__enter__()
+        return self
+
+    def say(self, line: str) -> None:
+        """A line of its own."""
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def expect(self, more: int) -> None:
         """So many are still to come."""
@@ -223,7 +285,4 @@ def _paired_header(data: str, result: Result) -> list[str]:
 
 def _paired_cells(pair: Paired | None) -> list[str]:
     """Empty for FedC²I⁺ itself."""
-    if pair is None:
-        return ["", "", ""]
-    error = "" if pair.error is None else f"{pair.error:.2f}"
-    return [f"{pair.mean:+z.2f}", error, f"{pair.wins} / {pair.losses} / {pair.ties}"]
+    return ["", "", ""] if pair is None else pair.cells()

@@ -82,16 +82,18 @@ class Plan:
 
         if observer is not None:
             observer.begin(result)
-        result.outcomes = federate(
-            self.method,
-            self.model,
-            self.federation,
-            self.config.settings(),
-            self.config.seeds,
-            self.config.torch_device(),
-            on_round,
-            None if observer is None else observer.client,
-        )
+        on_client = None if observer is None else observer.client
+        run = self.method, self.model, self.federation, self.config.settings(), self.config.seeds
+        if self.config.engine == "flower":
+            raise UserError("engine=flower: real sites are run by `fedc2i flower-local` or `fedc2i coordinator start`")
+        if self.config.engine == "flower-sim":
+            from fedc2i.engine.flower import simulation  # an optional extra
+            from fedc2i.engine.flower.gather import Policy
+
+            policy = Policy(self.config.deadline, self.config.min_sites, self.config.wire == "float16", poll=0.05)
+            simulation.federate(*run, policy, self.config.ray_address, on_round, on_client)
+        else:
+            result.outcomes = federate(*run, self.config.torch_device(), on_round, on_client)
         result.rounds.sort(key=lambda report: self.config.seeds.index(report.seed))
         return result
 
@@ -132,7 +134,7 @@ def prepare(
             raise UserError(f"{name}={values[name]} is for data loaded by name; here it is loaded already")
     values |= {"data": data} if isinstance(data, str) else {}
     values |= {"model": model} if isinstance(model, str) else {}
-    parsed = [_parse(method) for method in wanted]
+    parsed = [parse(method) for method in wanted]
     _refuse_unknown(values, [kind for kind, _, _ in parsed])
 
     drafts: list[tuple[Method, Config]] = []
@@ -144,7 +146,7 @@ def prepare(
     first = drafts[0][1]
     federation = data if isinstance(data, Federation) else _load(first)
     fitted = first.fitted(federation)
-    built = model if isinstance(model, Model) else _build(str(fitted.model), federation)
+    built = model if isinstance(model, Model) else build(str(fitted.model), federation.classes, federation.image_shape)
     for method, _ in drafts:
         check(method, built, federation, fitted.settings())
     fitted.torch_device()
@@ -169,8 +171,12 @@ def prepare(
     return plans
 
 
-def _parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
-    """The method's class, its name as the user wrote it, and the options that came with it."""
+def parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
+    """The method's class, its name as the user wrote it, and the options that came with it.
+
+    Raises:
+        UserError: if there is no such method, or it has no such option.
+    """
     if isinstance(wanted, Method):
         _require_name(type(wanted), type(wanted).__name__)
         return type(wanted), wanted.name, asdict(wanted)
@@ -228,11 +234,16 @@ def _load(config: Config) -> Federation:
     )
 
 
-def _build(name: str, federation: Federation) -> Model:
+def build(name: str, classes: Sequence[str], image_shape: tuple[int, int, int]) -> Model:
+    """A model by its name or ``FILE.py:FUNCTION``, fitted to the data.
+
+    Raises:
+        UserError: if there is no such model, or the function fails.
+    """
     if not plugins.is_plugin(name):
-        return models.build(name, len(federation.classes), federation.image_shape)
+        return models.build(name, len(classes), image_shape)
     try:
-        built = plugins.load(name)(len(federation.classes), federation.image_shape)
+        built = plugins.load(name)(len(classes), image_shape)
     except UserError:
         raise
     except Exception as error:

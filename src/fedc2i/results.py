@@ -77,10 +77,10 @@ class Result:
         )
 
     def averages(self, point: Point, metric: str = "accuracy") -> dict[str, Array]:
-        """``(seeds,)`` the mean over clients of each seed: ``Avg``, then the data set's further averages."""
+        """``(seeds,)`` the mean over the clients that were scored: ``Avg``, then the data set's further averages."""
         values, names = self.accuracy(point, metric), self.federation.names
         return {
-            title: np.array(values[:, [names.index(name) for name in members]].mean(1))
+            title: _mean(values[:, [names.index(name) for name in members]])
             for title, members in {"Avg": names, **self.federation.averages}.items()
         }
 
@@ -115,7 +115,7 @@ class Result:
             self,
             config=replace(self.config, seeds=(seed,)),
             rounds=[report for report in self.rounds if report.seed == seed],
-            outcomes={seed: self.outcomes[seed]},
+            outcomes={own: outcome for own, outcome in self.outcomes.items() if own == seed},
         )
 
     @property
@@ -128,10 +128,12 @@ class Result:
         return {
             "method": self.config.method,
             "title": self.label,
+            "key": self.key,
             "data": self.config.data,
             "clients": list(self.federation.names),
             "classes": list(self.federation.classes),
             "samples": self.federation.samples(),
+            "averages": {title: list(members) for title, members in self.federation.averages.items()},
             "seeds": list(self.config.seeds),
             "rounds": max(report.round for report in self.rounds),
             "headline": self.method.headline,
@@ -157,6 +159,12 @@ class Result:
             metric: {name: {"mean": score.mean, "sd": score.sd} for name, score in self.scores(point, metric).items()}
             for metric in metrics
         }
+
+
+def _mean(values: Array) -> Array:
+    """Over clients, of each seed; nan if none was scored."""
+    counts = np.isfinite(values).sum(1)
+    return np.where(counts > 0, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
 
 
 @functools.cache

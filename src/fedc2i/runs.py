@@ -14,7 +14,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,18 @@ class RunFolder:
         """Writes the configuration."""
         self.write("config.toml", config.to_toml().encode())
 
+    def restart(self, reports: Sequence[Round]) -> None:
+        """Begins the metrics anew with reports of rounds that were finished before the run was cut off."""
+        self.write("metrics.jsonl", "".join(self._lines(report) for report in reports).encode())
+
     def record(self, report: Round) -> None:
         """Appends a round's metrics."""
-        lines = [
+        path = self.path / "metrics.jsonl"
+        with writing(path), path.open("a", encoding="utf-8") as file:
+            file.write(self._lines(report))
+
+    def _lines(self, report: Round) -> str:
+        return "".join(
             json.dumps(
                 {
                     "seed": report.seed,
@@ -58,16 +67,11 @@ class RunFolder:
                 },
                 ensure_ascii=False,
             )
+            + "\n"
             for point, metrics in report.metrics.items()
             for client, own in zip(self._clients, metrics, strict=True)
             for metric, value in own.items()
-        ]
-        if lines:
-            with (
-                writing(self.path / "metrics.jsonl"),
-                (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file,
-            ):
-                file.write("\n".join(lines) + "\n")
+        )
 
     def _save_models(self, seed: int, outcome: Outcome) -> None:
         for point in POINTS:

@@ -7,31 +7,31 @@ import hashlib
 import inspect
 import json
 import shutil
-import zipfile
-import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 import fedc2i
-from fedc2i.engine import Round
-from fedc2i.engine.rounds import POINTS, Point
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.plans import Observer, Plan
+from fedc2i.readback import read_rounds
 from fedc2i.results import Result, versions
 from fedc2i.runs import RunFolder, slug, writing
 
-_DAMAGED = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile, zlib.error)
 _ABOVE = (
+    "checkpoint.py",
     "cli.py",
+    "cli_coordinator.py",
     "cli_data.py",
+    "cli_flower.py",
     "cli_paper.py",
+    "cli_site.py",
     "cli_study.py",
+    "journal.py",
+    "many.py",
+    "mass.py",
     "paper.py",
     "progress.py",
+    "readback.py",
     "recipes.py",
     "significance.py",
     "store.py",
@@ -41,10 +41,11 @@ _NOT_NUMBERS = ("data_dir", "device", "seeds")  # settings that do not decide a 
 
 
 class Store:
-    """A folder of single-seed runs."""
+    """A folder of single-seed runs, with every client's last models or, to spare the disk, without."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, models: bool = True) -> None:
         self.root = root
+        self._models = models
 
     def folder(self, plan: Plan, seed: int) -> Path:
         """Where a plan's run with this seed lies, or will."""
@@ -76,7 +77,7 @@ class Store:
             self._run(replace(plan, config=replace(plan.config, seeds=missing)), observer)
         result = Result(plan.method, plan.config, plan.federation, plan.label, plan.key)
         for seed in plan.config.seeds:
-            result.rounds += read_rounds(self.folder(plan, seed), plan, seed)
+            result.rounds += read_rounds(self.folder(plan, seed), plan.federation.names, seed)
         return result
 
     def _run(self, plan: Plan, observer: Observer | None) -> None:
@@ -89,7 +90,8 @@ class Store:
             files.begin(replace(plan.config, seeds=(seed,)))
         result = plan.compute(observer, lambda report: folders[report.seed].record(report))
         for seed, files in folders.items():
-            files.finish(result.only(seed))
+            own = result.only(seed)
+            files.finish(own if self._models else replace(own, outcomes={}))
 
 
 def _code(kind: type[Method]) -> str:
@@ -103,52 +105,3 @@ def _code(kind: type[Method]) -> str:
 @functools.cache
 def _digest(paths: tuple[Path, ...]) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
-
-
-def read_rounds(folder: Path, plan: Plan, seed: int) -> list[Round]:
-    """A seed's rounds from its run folder; times are means over the run, bytes those of its last round.
-
-    Raises:
-        UserError: if a file is missing or damaged.
-    """
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        metrics = _read_metrics(folder / "metrics.jsonl", plan.federation.names)
-        influence = _read_influence(folder / "influence.npz", seed)
-        if not all("accuracy" in own for point in POINTS for own in metrics[summary["rounds"]][point]):
-            raise ValueError("metrics.jsonl lacks clients of the last round")
-        return [
-            Round(
-                seed,
-                number,
-                float(summary["seconds_per_round"]),
-                (),
-                metrics.get(number, {}),
-                {name: array[number - 1] for name, array in influence.items()},
-                (),
-                int(summary["bytes_up_per_client_round"]),
-                int(summary["bytes_down_per_client_round"]),
-            )
-            for number in range(1, summary["rounds"] + 1)
-        ]
-    except _DAMAGED as error:
-        raise UserError(f"{folder}: not a complete run ({error}); remove it and run again") from None
-
-
-def _read_metrics(path: Path, names: tuple[str, ...]) -> dict[int, dict[Point, list[dict[str, float]]]]:
-    rounds: dict[int, dict[Point, list[dict[str, float]]]] = {}
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            entry = json.loads(line)
-            points = rounds.setdefault(entry["round"], {point: [{} for _ in names] for point in POINTS})
-            value = np.nan if entry["value"] is None else float(entry["value"])  # null: it was not finite
-            points[entry["point"]][names.index(entry["client"])][entry["metric"]] = value
-    return rounds
-
-
-def _read_influence(path: Path, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    if not path.is_file():
-        return {}
-    with np.load(path, allow_pickle=False) as archive:
-        prefix = f"seed{seed}_"
-        return {name.removeprefix(prefix): archive[name] for name in archive.files if name.startswith(prefix)}

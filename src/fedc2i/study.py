@@ -66,6 +66,11 @@ class Paired:
     def __str__(self) -> str:
         return f"{self.mean:+z.2f}" + ("" if self.error is None else f", s.e. {self.error:.2f}")
 
+    def cells(self) -> list[str]:
+        """Of a table: difference, standard error, wins / losses / ties."""
+        error = "" if self.error is None else f"{self.error:.2f}"
+        return [f"{self.mean:+z.2f}", error, f"{self.wins} / {self.losses} / {self.ties}"]
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -150,13 +155,15 @@ def verdict(found: Found) -> Verdict:
 
 def trial(found: Found) -> list[str]:
     """A warning for every benchmark with other rounds than the protocol's."""
-    ours = {data: rows[OURS] for data, rows in found.items()}
-    rounds = {data: (own.config.rounds, own.federation.preset.get("rounds")) for data, own in ours.items()}
-    return [
-        f"A trial of {data}, rounds: {own} for the protocol's {protocol}. It proves nothing."
-        for data, (own, protocol) in rounds.items()
-        if protocol not in (None, own)
-    ]
+    return [note for data, rows in found.items() for note in trial_of(data, rows[OURS])]
+
+
+def trial_of(data: str, run: Result | Plan) -> list[str]:
+    """A warning if it has other rounds than the protocol's."""
+    own, protocol = run.config.rounds, run.federation.preset.get("rounds")
+    if protocol in (None, own):
+        return []
+    return [f"A trial of {data}, rounds: {own} for the protocol's {protocol}. It proves nothing."]
 
 
 def _met(yes: bool) -> str:
@@ -248,9 +255,7 @@ class Study:
         return main, parts
 
     def _missing(self, wanted: Sequence[tuple[str, Method]], seeds: tuple[int, ...]) -> list[Plan]:
-        plans = [self._plan(data, method, seeds) for data, method in dict.fromkeys(wanted)]
-        missing = [(plan, tuple(self._store.missing(plan))) for plan in plans]
-        return [replace(plan, config=replace(plan.config, seeds=left)) for plan, left in missing if left]
+        return unfinished([self._plan(data, method, seeds) for data, method in dict.fromkeys(wanted)], self._store)
 
     def _plan(self, data: str, method: Method, seeds: tuple[int, ...]) -> Plan:
         plan = self._plans[data, method]
@@ -258,6 +263,12 @@ class Study:
 
     def _compute(self, data: str, method: Method, seeds: tuple[int, ...], observer: Observer | None) -> Result:
         return self._store.compute(self._plan(data, method, seeds), observer)
+
+
+def unfinished(plans: Sequence[Plan], store: Store) -> list[Plan]:
+    """Those that are not complete, each with the seeds that are still to be run."""
+    missing = [(plan, tuple(store.missing(plan))) for plan in plans]
+    return [replace(plan, config=replace(plan.config, seeds=left)) for plan, left in missing if left]
 
 
 def grid(name: str) -> list[Method]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedc2i.data.federation import Federation
+from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine.rounds import POINTS
 from fedc2i.results import Array, Result
 from fedc2i.runs import write_atomically
@@ -26,7 +27,8 @@ MOST_LABELS = 40  # names on an axis that can still be read
 def draw_run(result: Result, folder: Path) -> None:
     """Every figure of one run into its folder."""
     save(accuracy(result), folder / "accuracy.png")
-    save(samples(result.federation), folder / "samples.png")
+    if not isinstance(result.federation, RemoteFederation):
+        save(samples(result.federation), folder / "samples.png")
     vectors = mean_over_seeds(result, "influence_vector")
     if vectors.size:
         save(influence_vectors(result, vectors), folder / "influence.png")
@@ -41,7 +43,8 @@ def draw_comparison(results: Sequence[Result], folder: Path) -> None:
     for point, axis in zip(POINTS, axes[0], strict=True):
         for result in results:
             rounds, values = result.curve(point)
-            axis.plot(rounds, values.mean(1), label=_plain(result.label), marker="." if len(rounds) < 3 else None)
+            marker = "." if len(rounds) < 3 else None
+            axis.plot(rounds, np.nanmean(values, axis=1), label=_plain(result.label), marker=marker)
         _dress(axis, point)
     axes[0][0].legend(fontsize=8)
     axes[0][1].sharey(axes[0][0])
@@ -58,7 +61,14 @@ def accuracy(result: Result) -> Figure:
         for k, name in enumerate(names[:MOST_PANELS]):
             axis.plot(rounds, values[:, k], label=_plain(name), linewidth=1.2, marker="." if len(rounds) < 3 else None)
         marker = "." if len(rounds) < 3 else None
-        axis.plot(rounds, values.mean(1), color="black", linewidth=2, label=f"average of {len(names)}", marker=marker)
+        axis.plot(
+            rounds,
+            np.nanmean(values, axis=1),
+            color="black",
+            linewidth=2,
+            label=f"average of {len(names)}",
+            marker=marker,
+        )
         _dress(axis, point)
     axes[0][1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     figure.suptitle(_plain(f"{result.label} on {result.config.data}{_mean_of(result)}"), fontsize=11)
