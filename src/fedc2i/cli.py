@@ -13,13 +13,30 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedc2i import api, cli_data, cli_paper, cli_study, config, results
+from fedc2i import api, cli_coordinator, cli_data, cli_flower, cli_paper, cli_site, cli_study, config, results
+from fedc2i.cli_common import (
+    ConfigFile,
+    Data,
+    DataDir,
+    Device,
+    Engine,
+    Json,
+    ModelName,
+    Out,
+    Partition,
+    RayAddress,
+    Rounds,
+    Seeds,
+    Set,
+    Topology,
+    show,
+    values_of,
+)
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.options import options_of
 from fedc2i.plans import Plan, prepare
 from fedc2i.progress import ProgressView
-from fedc2i.report import tables
 from fedc2i.runs import new_folder, slug, to_json
 
 app = typer.Typer(
@@ -32,24 +49,11 @@ app = typer.Typer(
 app.add_typer(cli_data.app, name="data")
 app.command()(cli_paper.paper)
 app.add_typer(cli_study.app, name="study")
+app.command(name="flower-local")(cli_flower.flower_local)
+app.command(name="flower-app")(cli_flower.flower_app)
+app.add_typer(cli_coordinator.app, name="coordinator")
+app.add_typer(cli_site.app, name="site")
 INTERRUPTED = 130  # the exit code of a program that ctrl-c ended
-
-Data = Annotated[str | None, typer.Option(help="embedded, digit5, office10, folder:DIR or arrays:DIR.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where the data lies; or the variable FEDC2I_DATA.")]
-Partition = Annotated[str | None, typer.Option(help="Split every client further, e.g. dirichlet:10:0.5.")]
-ModelName = Annotated[
-    str | None, typer.Option("--model", help="lenet5, lenet5-bn, lenet-wide, lenet-wide-bn or FILE.py:FUNCTION.")
-]
-Rounds = Annotated[str | None, typer.Option(help="Communication rounds.")]
-Seeds = Annotated[str | None, typer.Option(help="For example 0,1,2 or 0-9.")]
-Topology = Annotated[
-    str | None, typer.Option(help="Whose models a client receives: full, ring, random:K or a FILE of neighbours.")
-]
-Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE: any setting or option of the method.")]
-Out = Annotated[Path | None, typer.Option(help="A new folder for the run; by default one under runs/.")]
-Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with the same keys.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, everything else on stderr.")]
 
 
 @app.command()
@@ -62,6 +66,8 @@ def run(
     rounds: Rounds = None,
     seeds: Seeds = None,
     topology: Topology = None,
+    engine: Engine = None,
+    ray_address: RayAddress = None,
     set_: Set = None,
     out: Out = None,
     device: Device = None,
@@ -73,13 +79,14 @@ def run(
     METHOD is a name that `fedc2i methods` lists (fedc2i by default), with or without options (fedc2i:gamma=2), or
     FILE.py:CLASS. Options of the method can also be given as --set NAME=VALUE.
     """
-    values = _values(config_file, set_, data, data_dir, partition, model, rounds, seeds, topology, device)
+    named_options = data, data_dir, partition, model, rounds, seeds, topology, device, engine, ray_address
+    values = values_of(config_file, set_, *named_options)
     named = method or values.pop("method", "fedc2i")
     plans = prepare([named], {name: value for name, value in values.items() if name != "method"})
     folder = new_folder(out, f"{slug(plans[0].key)}-{slug(plans[0].config.data)}")
     with _watching(plans, folder) as view:
         result = api.execute(plans[0], folder, view)
-    _report([result], folder, json)
+    show([result], folder, json)
 
 
 @app.command()
@@ -92,6 +99,8 @@ def compare(
     rounds: Rounds = None,
     seeds: Seeds = None,
     topology: Topology = None,
+    engine: Engine = None,
+    ray_address: RayAddress = None,
     set_: Set = None,
     out: Out = None,
     device: Device = None,
@@ -102,12 +111,13 @@ def compare(
 
     METHOD is a name that `fedc2i methods` lists, with or without options (fedc2i:gamma=2), or FILE.py:CLASS.
     """
-    values = _values(config_file, set_, data, data_dir, partition, model, rounds, seeds, topology, device)
+    named_options = data, data_dir, partition, model, rounds, seeds, topology, device, engine, ray_address
+    values = values_of(config_file, set_, *named_options)
     plans = prepare(wanted, {name: value for name, value in values.items() if name != "method"})
     folder = new_folder(out, f"compare-{slug(plans[0].config.data)}")
     with _watching(plans, folder) as view:
         found = api.execute_all(plans, folder, view)
-    _report(found, folder, json)
+    show(found, folder, json)
 
 
 @app.command(name="methods")
@@ -150,45 +160,11 @@ def _print_options(console: Console, title: str, kind: type) -> None:
     console.print()
 
 
-def _values(file: Path | None, pairs: list[str] | None, *named: Any) -> dict[str, Any]:
-    """All settings by name: the file's, then ``--set``, then named options."""
-    values = {} if file is None else config.read_toml(file)
-    for pair in pairs or []:
-        name, equals, value = (part.strip() for part in pair.partition("="))
-        if not equals or not name:
-            raise UserError(f"--set takes KEY=VALUE, got '{pair}'")
-        if name == "method":
-            raise UserError("--set method=...: name the method as the command's argument")
-        if isinstance(values.get("options"), dict):
-            values["options"].pop(name, None)
-        values[name] = value
-    names = ("data", "data_dir", "partition", "model", "rounds", "seeds", "topology", "device")
-    values |= {name: str(value) for name, value in zip(names, named, strict=True) if value is not None}
-    return values
-
-
 def _watching(plans: list[Plan], folder: Path) -> ProgressView:
     console = Console(stderr=True)
     for line in (*plans[0].federation.describe(), f"Writing to {folder}"):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return ProgressView(console, len(plans))
-
-
-def _report(found: list[results.Result], folder: Path, json: bool) -> None:
-    if json:
-        print(to_json({"folder": str(folder), "results": {one.key: one.summary() for one in found}}), end="")
-        return
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 160)  # a file or a pipe has no width of its own
-    console.print()
-    console.print(tables.comparison(found).to_rich(console.width))
-    for one in found:
-        matrix = tables.influence(one, console.width)
-        if matrix is not None:
-            console.print(matrix)
-    seconds = sum(one.seconds for one in found)
-    console.print(f"Run folder: {folder}   ({seconds:.0f} s)", highlight=False, markup=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -20,11 +20,12 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine import Settings
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
-from fedc2i.options import convert, option, options_of
+from fedc2i.options import check_at_least, check_choice, convert, option, options_of
 from fedc2i.training import Training
 
 MOST_SEEDS = 1000
 MOST_DIGITS = 18  # of a seed
+MOST_SECONDS = 1e7  # of a deadline
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,13 @@ class Config:
     patience: int = option(0, "stop after this many evaluations without a better validation accuracy; 0: never")
     init: Literal["common", "independent"] = option("common", "one initial model for all clients, or one for each")
     topology: str = option("full", "whose models a client receives: full, ring, random:K or FILE")
+    engine: Literal["inprocess", "flower-sim", "flower"] = option(
+        "inprocess", "this process, Flower's simulation on Ray, or real sites (fedc2i coordinator, fedc2i flower-local)"
+    )
+    ray_address: str | None = option(None, "flower-sim: a running Ray cluster, or auto; none: one is started here")
+    wire: Literal["float32", "float16"] = option("float32", "on Flower: how models travel")
+    deadline: float = option(600.0, "on Flower: seconds after which a round goes on with the sites that answered")
+    min_sites: int = option(1, "on Flower: answers without which a round does not end")
     executor: Literal["auto", "looped", "workers", "stacked"] = option(
         "auto", "clients one by one, over processes, or all at once; auto: what is fastest"
     )
@@ -62,6 +70,13 @@ class Config:
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"about": "the method's own options"})
 
     def __post_init__(self) -> None:
+        check_choice(self, "engine", "wire")
+        check_at_least(self, 1, "min_sites")
+        if not 0 < self.deadline < MOST_SECONDS:
+            raise UserError(f"deadline must be a number of seconds above 0, got {self.deadline}")
+        for name in ("ray_address", "wire", "deadline", "min_sites"):
+            if self.engine == "inprocess" and getattr(self, name) != options_of(Config)[name].default:
+                raise UserError(f"{name}={getattr(self, name)} is for engine=flower-sim and real sites")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise UserError(f"seeds must be different whole numbers, at least one, got {list(self.seeds)}")
 

@@ -56,7 +56,7 @@ def federate(
     recipes = [Recipe(method, model, settings.training, settings.rounds, seed) for seed in seeds]
     lanes = [Lane(recipe, settings, federation.names, samples, device) for recipe in recipes]
     outcomes: dict[int, Outcome] = {}
-    with _repeatable(settings.threads), closing(_executor(recipes, data, settings, device, on_client)) as executor:
+    with repeatable(settings.threads), closing(_executor(recipes, data, settings, device, on_client)) as executor:
         for number in range(1, settings.rounds + 1):
             began = time.perf_counter()
             due = settings.is_due(number)
@@ -114,7 +114,7 @@ def _executor(
 
 
 @contextmanager
-def _repeatable(threads: int) -> Iterator[None]:
+def repeatable(threads: int) -> Iterator[None]:
     """A fixed number of CPU threads, full single precision and repeatable convolutions: one seed, the same bits."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     conv = cudnn.conv  # type: ignore[attr-defined]

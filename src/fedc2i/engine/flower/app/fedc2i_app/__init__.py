@@ -1,0 +1,1 @@
+"""fedc2i as a Flower App."""

@@ -1,0 +1,7 @@
+"""At a site."""
+
+from pathlib import Path
+
+from fedc2i.engine.flower.client_app import app_in
+
+app = app_in(Path(__file__).parent)

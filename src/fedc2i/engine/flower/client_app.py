@@ -1,0 +1,143 @@
+"""Flower's entry point at a site: introduces the site, and does its part of a round.
+
+A site is described by its folder (``site`` in the node's configuration). A node without one, as in Flower's own
+simulation, is one client of a data set that the run's configuration names, by its ``partition-id``.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedc2i import data as sources
+from fedc2i.data.federation import Client, Split
+from fedc2i.engine.client import ClientData
+from fedc2i.engine.flower.memory import ContextMemory, FolderMemory, Memory
+from fedc2i.engine.flower.setup import understand
+from fedc2i.engine.flower.site import Assignment, perform
+from fedc2i.engine.flower.tasks import Answer, Introduction, Task, failure
+from fedc2i.errors import UserError
+
+
+@dataclass(frozen=True)
+class Home:
+    """What a site has.
+
+    Attributes:
+        client: its data, under the site's name.
+        classes: the names of its labels.
+        state: where it keeps its models; none: in the node's own state.
+    """
+
+    client: Client
+    classes: tuple[str, ...]
+    state: Path | None = None
+
+    def introduction(self) -> Introduction:
+        """What the coordinator learns of it."""
+        parts = {"train": self.client.train, "validation": self.client.validation, "test": self.client.test}
+        shape = tuple(self.client.train.x.shape[1:])
+        return Introduction(self.client.name, {name: len(own) for name, own in parts.items()}, self.classes, shape)
+
+    def memory(self, context: Context, run: str) -> Memory:
+        """What it keeps of a run."""
+        return ContextMemory(context.state, run) if self.state is None else FolderMemory(self.state, run)
+
+    def data(self, classes: tuple[str, ...]) -> ClientData:
+        """Its data, with labels numbered as in the run.
+
+        Raises:
+            UserError: if it has a class that the run does not.
+        """
+        client = self.client
+        if classes != self.classes:
+            unknown = [name for name in self.classes if name not in classes]
+            if unknown:
+                raise UserError(f"the run has no class {', '.join(unknown[:8])}; it has {', '.join(classes[:20])}")
+            order = torch.tensor([classes.index(name) for name in self.classes])
+            train, validation, test = (
+                Split(own.x, order[own.y]) for own in (client.train, client.validation, client.test)
+            )
+            client = Client(client.name, train, validation, test)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return ClientData.place(client, len(classes), device)
+
+
+def make(
+    find_home: Callable[[Context], Home], find_assignment: Callable[[Task], tuple[Assignment, tuple[str, ...]]]
+) -> ClientApp:
+    """The Flower App of a site; whatever goes wrong is told to the coordinator in a line."""
+    app = ClientApp()
+
+    @app.query()
+    def introduce(message: Message, context: Context) -> Message:
+        return _reply(message, lambda: find_home(context).introduction().to_record())
+
+    @app.train()
+    def work(message: Message, context: Context) -> Message:
+        def answer() -> RecordDict:
+            task, received = Task.from_record(message.content)
+            assignment, classes = find_assignment(task)
+            home = find_home(context)
+            assignment.recipe.model.check(home.client.train.x[:2], len(classes))
+            done: Answer = perform(task, received, assignment, home.data(classes), home.memory(context, task.run))
+            return done.to_record(task.half)
+
+        return _reply(message, answer)
+
+    return app
+
+
+def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
+    try:
+        content = answer()
+    except UserError as error:
+        content = failure(str(error))
+    except Exception as error:  # the coordinator should hear of it, and the site's log keep the rest
+        traceback.print_exc()
+        content = failure(f"{type(error).__name__}: {error}")
+    return Message(content, reply_to=message)
+
+
+@lru_cache(maxsize=1)
+def _site_home(folder: Path) -> Home:
+    from fedc2i.deploy.folders import read_site
+
+    site = read_site(folder, ready=False)  # its key and certificates are the node's affair
+    found = site.load()
+    return Home(found.clients[0], found.classes, site.state)
+
+
+@lru_cache(maxsize=64)
+def _partition_home(data: str, data_dir: str, number: int) -> Home:
+    federation = sources.load(data, data_dir=Path(data_dir) if data_dir else None)
+    if not 0 <= number < len(federation.clients):
+        raise UserError(f"{data} has {len(federation.clients)} clients, there is none for partition {number}")
+    return Home(federation.clients[number], federation.classes)
+
+
+def home_of(context: Context) -> Home:
+    """The node's site folder, or its part of the data set that the run names.
+
+    Raises:
+        UserError: if it has neither.
+    """
+    if "site" in context.node_config:
+        return _site_home(Path(str(context.node_config["site"])))
+    if "partition-id" in context.node_config and context.run_config.get("data"):
+        run = context.run_config
+        return _partition_home(str(run["data"]), str(run.get("data-dir", "")), int(context.node_config["partition-id"]))
+    raise UserError("this node has no site folder; start it with `fedc2i site start`, or name the run's data")
+
+
+def app_in(root: Path | None = None) -> ClientApp:
+    """The Flower App whose methods and models given as files lie in ``root``."""
+    known = lru_cache(maxsize=4)(lambda setup: understand(setup, root))
+    return make(home_of, lambda task: known(task.setup))

@@ -1,0 +1,282 @@
+"""The rounds of a federation whose sites are somewhere else: asks, waits no longer than agreed, and goes on.
+
+It holds what the server of the in-process engine holds: the sites' latest uploads and the method's own state. A site's
+model, data and private parts stay where they are. What the last exchange brought is scored when the sites do their next
+task, so a round's report is complete one message later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord
+
+from fedc2i.checkpoint import Checkpoint
+from fedc2i.engine import topology
+from fedc2i.engine.flower import wire
+from fedc2i.engine.flower.fleet import Fleet
+from fedc2i.engine.flower.gather import Gatherer, Policy
+from fedc2i.engine.flower.site import Assignment
+from fedc2i.engine.flower.tasks import Answer, Task
+from fedc2i.engine.reporting import Told, spread
+from fedc2i.engine.rounds import Metrics, Point, Round
+from fedc2i.engine.schedule import Patience, choose
+from fedc2i.engine.server import Mailbox, Server
+from fedc2i.errors import UserError
+from fedc2i.params import Params, stack
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A round whose exchange has not been scored yet."""
+
+    number: int
+    participants: tuple[str, ...]
+    refused: tuple[str, ...]
+    trained: list[dict[str, float]]
+    seconds: float
+    bytes_up: int
+    bytes_down: int
+
+
+class Coordinator:
+    """One run with one seed over the sites of a fleet."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        samples: Mapping[str, int],
+        assignment: Assignment,
+        policy: Policy,
+        run: str,
+        setup: str = "",
+        say: Callable[[str], None] = lambda line: None,
+        on_client: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Starts before the first round.
+
+        Args:
+            fleet: the sites.
+            samples: the sites of this run in table order, and how many training samples each has, 0 where it has not
+                introduced itself yet.
+            assignment: what they do.
+            policy: how long to wait for whom.
+            run: names the run at the sites.
+            setup: how a site on another machine learns the assignment.
+            say: takes one line for a person.
+            on_client: called with the number of answers so far and the number of sites asked.
+        """
+        self._names, self._policy, self._run, self._setup, self._say = tuple(samples), policy, run, setup, say
+        self._fleet = fleet
+        self._gatherer = Gatherer(fleet, self._names, policy, say, self._take_late, on_client)
+        self._recipe, self._settings = assignment.recipe, assignment.settings
+        recipe, settings = assignment.recipe, assignment.settings
+        self._samples = torch.tensor(list(samples.values()))
+        firsts = recipe.first_models(self._names, settings.init)
+        circles = topology.parse(settings.topology, self._names, recipe.seed).circles()
+        self._circle = {client: c for c, circle in enumerate(circles) for client in circle.members}
+        self._mailbox = Mailbox(len(self._names))
+        self._servers = [Server(recipe.method, self._samples, firsts, one.sources, self._mailbox) for one in circles]
+        self._patience = Patience(settings.patience)
+        self._open: _Open | None = None
+        self._reported = 0  # the last round whose report is out
+        self._before: list[Params] = [server.state for server in self._servers]
+        self._packed = self._pack()
+
+    # Checkpoints: enough to go on behind the last round that was collected.
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The state after the last collected round."""
+        if self._open is None:
+            return None
+        tensors = {f"mailbox/{name}": own for name, own in self._mailbox.uploads.items()}
+        for s, state in enumerate(self._before):
+            tensors |= {f"server{s}/{name}": own for name, own in state.items()}
+        for s, server in enumerate(self._servers):
+            tensors |= {f"reports{s}/{name}": own for name, own in server.reports.items()}
+        values = {
+            "sent": self._mailbox.sent,
+            "samples": dict(zip(self._names, self._samples.tolist(), strict=True)),
+            "open": vars(self._open),
+            "patience": self._patience.state,
+        }
+        return Checkpoint(self._open.number, tensors, values)
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Goes on behind a checkpoint of the same run.
+
+        Raises:
+            UserError: if it is of other sites.
+        """
+        if tuple(saved.values["samples"]) != self._names:
+            raise UserError(f"the run was begun with the sites {', '.join(saved.values['samples'])}")
+
+        def part(prefix: str) -> Params:
+            return {name.removeprefix(prefix): own for name, own in saved.tensors.items() if name.startswith(prefix)}
+
+        self._samples[:] = torch.tensor(list(saved.values["samples"].values()))  # servers read the same tensor
+        self._mailbox.restore(part("mailbox/"), saved.values["sent"])
+        opened = dict(saved.values["open"])
+        self._open = _Open(
+            **opened | {"participants": tuple(opened["participants"]), "refused": tuple(opened["refused"])}
+        )
+        self._before = [part(f"server{s}/") for s in range(len(self._servers))]
+        for s, server in enumerate(self._servers):
+            server.state, server.reports = self._before[s], part(f"reports{s}/")
+            server.combine(self._open.number)
+        self._patience.state = tuple(saved.values["patience"])
+        self._reported = self._open.number - 1
+        self._packed = self._pack()
+
+    def rounds(self, collected: Callable[[], None] = lambda: None) -> Iterator[Round]:
+        """Runs to the end; a report for every round, and ``collected`` after each round's uploads were taken in."""
+        settings = self._settings
+        for number in range(1 if self._open is None else self._open.number + 1, settings.rounds + 1):
+            if self._open is not None and settings.patience and settings.is_due(number - 1):
+                yield (report := self._exchange(number))
+                if self._patience.is_over(report, self._recipe.method.headline):
+                    return
+            yield from self._train(number)
+            collected()
+        if self._open is not None:
+            yield self._exchange(settings.rounds + 1)
+
+    def _train(self, number: int) -> Iterator[Round]:
+        """A round: everyone chosen trains, and answers for the exchange before it, too."""
+        began, settings, opened = time.perf_counter(), self._settings, self._open
+        due, unscored = settings.is_due(number), opened is not None and self._reported < opened.number
+        scores = unscored and settings.is_due(number - 1)
+        chosen = choose(self._recipe.seed, settings, len(self._names), number)
+        asked = range(len(self._names)) if due or scores else chosen
+        answers = self._ask(number, {m: self._task(m, number, m in chosen, scores, due) for m in asked})
+        sent = {m: answers[m] for m in chosen if m in answers}
+        seconds = time.perf_counter() - began
+        if opened is not None:
+            if unscored:
+                yield self._close(opened, answers)
+            self._hear(sent)
+        refused = self._take(sent, number)
+        self._before = [server.state for server in self._servers]
+        for server in self._servers:
+            server.combine(number)
+        self._packed = self._pack()
+        self._open = _Open(
+            number,
+            tuple(self._names[m] for m in sent),
+            tuple(self._names[m] for m in refused),
+            self._scores(answers, "trained") if due else [],
+            seconds,
+            sum(answer.bytes for answer in sent.values()) // max(1, len(sent)),
+            sum(wire.size(part) for m in sent for part in self._packed(m)) // max(1, len(sent)),
+        )
+
+    def _exchange(self, number: int) -> Round:
+        """Scores what the last exchange brought, without training."""
+        assert self._open is not None
+        due = self._settings.is_due(number - 1)
+        tasks = {m: self._task(m, number, False, due, False) for m in range(len(self._names))}
+        return self._close(self._open, self._ask(number, tasks))
+
+    def _close(self, opened: _Open, answers: Mapping[int, Answer]) -> Round:
+        """The report of a round, now that its exchange was scored."""
+        self._reported = opened.number
+        scores: dict[Point, Metrics] = {}
+        if opened.trained:
+            scores = {"trained": opened.trained, "received": self._scores(answers, "received")}
+        influence = spread(self._told(answers), len(self._names))
+        return Round(
+            self._recipe.seed,
+            opened.number,
+            opened.seconds,
+            opened.participants,
+            scores,
+            influence,
+            opened.refused,
+            opened.bytes_up,
+            opened.bytes_down,
+        )
+
+    def _ask(self, number: int, tasks: Mapping[int, Task]) -> dict[int, Answer]:
+        answers = self._gatherer.gather(number, tasks, lambda m: tasks[m].to_record(*self._packed(m)))
+        for client in answers:
+            self._samples[client] = self._fleet.sites[self._names[client]].samples["train"]
+        return answers
+
+    def _task(self, client: int, number: int, train: bool, received: bool, trained: bool) -> Task:
+        server = self._servers[self._circle[client]]
+        exchange = 0 if self._open is None else self._open.number
+        position = server.download.position(client)
+        return Task(self._run, number, exchange, position, train, received, trained, self._policy.half, self._setup)
+
+    # Tensors in and out.
+
+    def _hear(self, answers: Mapping[int, Answer]) -> None:
+        """Servers hear what their method reads of the diagnostics."""
+        for told in self._told(answers):
+            server = self._servers[self._circle[told.clients[0]]]
+            names = self._recipe.method.reads_reports
+            said = {name: told.report[name] for name in names if name in told.report}
+            server.hear(told.clients, told.received, said)
+
+    def _take_late(self, client: int, answer: Answer, number: int) -> bool:
+        """An upload of an earlier round, if the mailbox holds none as new."""
+        newer = bool(answer.upload) and number > self._mailbox.sent[client]
+        return newer and not self._take({client: answer}, number) and self._recipe.method.keeps_uploads
+
+    def _take(self, answers: Mapping[int, Answer], number: int) -> list[int]:
+        """Puts uploads into the mailbox; returns the clients whose upload was refused, having said why."""
+        if not answers:
+            return []
+        shapes = {client: _shapes(answer.upload) for client, answer in answers.items()}
+        known = _shapes({name: own[0] for name, own in self._mailbox.uploads.items()})
+        usual = known or Counter(shapes.values()).most_common(1)[0][0]
+        fits = [client for client in answers if shapes[client] == usual]
+        odd = [client for client in answers if shapes[client] != usual]
+        broken = self._mailbox.receive(fits, stack([answers[m].upload for m in fits]), number) if fits else []
+        for client in odd:
+            self._say(f"round {number}: the upload of {self._names[client]} is of another architecture; left out")
+        for client in broken:
+            self._say(f"round {number}: the upload of {self._names[client]} is not finite; left out")
+        return sorted([*odd, *broken])
+
+    def _pack(self) -> Callable[[int], tuple[ArrayRecord, ArrayRecord]]:
+        """What a client is sent: what a circle receives is packed once, and the same object for all in it."""
+        half = self._policy.half
+        shared = [wire.pack(server.download.shared, half) for server in self._servers]
+
+        def of(client: int) -> tuple[ArrayRecord, ArrayRecord]:
+            download = self._servers[self._circle[client]].download
+            own = replace(download, shared={}).to(client) if download.personal else {}
+            return shared[self._circle[client]], wire.pack(own, half)
+
+        return of
+
+    def _scores(self, answers: Mapping[int, Answer], point: Point) -> list[dict[str, float]]:
+        """Of every site, nothing for those that did not answer."""
+        return [dict(answers[m].metrics.get(point, {})) if m in answers else {} for m in range(len(self._names))]
+
+    def _told(self, answers: Mapping[int, Answer]) -> list[Told]:
+        """Diagnostics, but for those of a shape that none of the others has."""
+        told = []
+        shapes: dict[tuple[int, str], Counter[Any]] = {}
+        for client, answer in answers.items():
+            for name, own in answer.report.items():
+                shapes.setdefault((self._circle[client], name), Counter())[own.shape] += 1
+        for client, answer in answers.items():
+            circle = self._circle[client]
+            usual = {
+                name: own[None]
+                for name, own in answer.report.items()
+                if own.shape == shapes[circle, name].most_common(1)[0][0]
+            }
+            told.append(Told(usual, (client,), self._servers[circle].download.clients))
+        return told
+
+
+def _shapes(tensors: Params) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    return tuple(sorted((name, str(own.dtype), tuple(own.shape)) for name, own in tensors.items()))

@@ -1,0 +1,165 @@
+"""Which node is which site, and the messages on their way: the coordinator's post office.
+
+A site is known by its name, never by its node's number, which changes when an unauthenticated node returns. Where the
+sites' keys are known, a node can only be the site whose key it holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fedc2i.engine.flower.tasks import Introduction
+from fedc2i.errors import UserError
+
+GREETING, WORK = "query", "train"  # Flower's kinds of messages
+_LOOK = 1.0  # seconds between looks for new nodes
+_AGAIN = 20.0  # seconds until a node that did not introduce itself is asked again
+
+
+class Grid(Protocol):
+    """What is needed of Flower's grid."""
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Nodes that are online, with their numbers and keys."""
+        ...
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Sends; returns a number for each message."""
+        ...
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies that have come."""
+        ...
+
+
+@dataclass(frozen=True)
+class Mail:
+    """A site's reply: its content, or why there is none."""
+
+    site: str
+    round: int
+    content: RecordDict | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class _Letter:
+    node: int
+    site: str | None  # none: a greeting
+    round: int
+
+
+class Fleet:
+    """Sites that have introduced themselves, and what they were asked."""
+
+    def __init__(
+        self, grid: Grid, say: Callable[[str], None], keys: Mapping[bytes, str] | None = None, ttl: float = 3600.0
+    ) -> None:
+        """Knows nobody yet.
+
+        Args:
+            grid: Flower's way to the nodes.
+            say: takes one line for a person.
+            keys: whose public key is whose, where nodes are authenticated.
+            ttl: seconds until Flower gives a message up.
+        """
+        self._grid, self._say, self._keys, self._ttl = grid, say, keys, ttl
+        self.sites: dict[str, Introduction] = {}
+        self._nodes: dict[str, int] = {}  # by site
+        self._online: dict[int, bytes] = {}  # nodes and their keys
+        self._open: dict[str, _Letter] = {}
+        self._greeted: dict[int, float] = {}  # when to greet them again
+        self._looked = 0.0
+        self.welcome: Callable[[Introduction], None] = lambda _: None  # may refuse, with a `UserError`
+
+    def is_free(self, site: str) -> bool:
+        """Whether a site is online and has nothing to do."""
+        known = self._nodes.get(site)
+        return known in self._online and all(letter.site != site for letter in self._open.values())
+
+    def ask(self, site: str, content: RecordDict, round: int) -> None:
+        """Sends a site its task."""
+        self._send(WORK, self._nodes[site], content, _Letter(self._nodes[site], site, round))
+
+    def collect(self) -> list[Mail]:
+        """What has come since the last time; meets nodes that are new."""
+        self._look()
+        if not self._open:
+            return []
+        mails = []
+        for reply in self._grid.pull_messages(list(self._open)):
+            letter = self._open.pop(reply.metadata.reply_to_message_id, None)
+            if letter is None:
+                continue
+            content = reply.content if reply.has_content() else None
+            problem = "" if content is not None else _explain(reply.error)
+            if letter.site is None:
+                self._meet(letter.node, content, problem)
+            else:
+                mails.append(Mail(letter.site, letter.round, content, problem))
+        return mails
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < _LOOK:
+            return
+        self._looked = now
+        self._online = {node.node_id: bytes(node.public_key) for node in self._grid.get_nodes()}
+        gone = [key for key, letter in self._open.items() if letter.site is None and letter.node not in self._online]
+        for key in gone:
+            del self._open[key]
+        busy = {letter.node for letter in self._open.values()}
+        known = set(self._nodes.values())
+        for node in self._online:
+            if node not in known and node not in busy and self._greeted.get(node, 0.0) <= now:
+                self._greeted[node] = now + _AGAIN
+                content = RecordDict({"greeting": ConfigRecord({})})
+                self._send(GREETING, node, content, _Letter(node, None, 0))
+
+    def _meet(self, node: int, content: RecordDict | None, problem: str) -> None:
+        try:
+            if content is None:
+                raise UserError(problem)
+            who = Introduction.from_record(content)
+            if self._keys is not None and self._keys.get(self._online.get(node, b"")) != who.name:
+                raise UserError(f"it says it is '{who.name}', but holds another site's key")
+            before = self._nodes.get(who.name)
+            if self._keys is not None and before in self._online and before != node:
+                raise UserError(f"it says it is '{who.name}', which is online already")
+            self.welcome(who)
+        except UserError as error:
+            self._say(f"a site is left out: {error}")
+            return
+        returned = who.name in self._nodes
+        self.sites[who.name] = who
+        self._nodes[who.name] = node
+        for key in [key for key, letter in self._open.items() if letter.site == who.name]:
+            del self._open[key]  # asked of the node it was before
+        self._say(f"{who.name} is back" if returned else f"{who.name} has joined, {who.samples['train']} samples")
+
+    def _send(self, kind: str, node: int, content: RecordDict, letter: _Letter) -> None:
+        message = Message(content, node, kind, ttl=self._ttl, group_id=str(letter.round))
+        for number in self._grid.push_messages([message]):
+            if number:
+                self._open[number] = letter
+
+
+def _explain(error: Any) -> str:
+    """An error reply of Flower's in words."""
+    words = {
+        1: "its Flower App could not be loaded; is fedc2i installed there?",
+        2: "its program failed",
+        3: "the message was lost on its way",
+        4: "it did not answer in time",
+        5: "it has gone",
+        7: "it refused the Flower App",
+        8: "its program crashed",
+    }
+    reason = " ".join(str(error.reason or "").split())[:300]
+    said = words.get(error.code, f"error {error.code}")
+    return f"{said} ({reason})" if reason and error.code in (0, 1, 2, 6, 7, 8) else said

@@ -1,0 +1,135 @@
+"""Asking sites and waiting for them, no longer than agreed: a slow, dead or broken site does not stop a round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import RecordDict
+
+from fedc2i.engine.flower.fleet import Fleet, Mail
+from fedc2i.engine.flower.tasks import Answer, Task
+from fedc2i.errors import UserError
+
+TRIES = 10  # deadlines in a row without enough answers before the run ends
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How long to wait for whom, and how models travel.
+
+    Attributes:
+        deadline: seconds for a round; it goes on earlier when everyone who was asked has answered.
+        min_sites: answers without which a round is not closed.
+        half: whether models travel as float16.
+        poll: seconds between looks into the mail.
+    """
+
+    deadline: float = 600.0
+    min_sites: int = 1
+    half: bool = False
+    poll: float = 0.25
+
+    def settings(self) -> dict[str, Any]:
+        """As a run's configuration keeps them."""
+        wire = "float16" if self.half else "float32"
+        return {"engine": "flower", "wire": wire, "deadline": self.deadline, "min_sites": self.min_sites}
+
+
+class Gatherer:
+    """The sites of a run, by their number in the table."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        names: Sequence[str],
+        policy: Policy,
+        say: Callable[[str], None],
+        late: Callable[[int, Answer, int], bool],
+        on_client: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Has asked nobody yet.
+
+        Args:
+            fleet: the way to the sites.
+            names: theirs.
+            policy: how long to wait.
+            say: takes one line for a person.
+            late: takes a client's answer to an earlier round, and that round; says whether it was of use.
+            on_client: called with the number of answers so far and the number of sites asked.
+        """
+        self._fleet, self._names, self._policy, self._say = fleet, tuple(names), policy, say
+        self._late, self._on_client = late, on_client
+        self._missing: dict[str, int] = {}  # since which round
+
+    def gather(self, number: int, tasks: Mapping[int, Task], content: Callable[[int], RecordDict]) -> dict[int, Answer]:
+        """The answers of those who give one in time.
+
+        Args:
+            number: of the round.
+            tasks: by client.
+            content: a client's task with its tensors, made when it is sent.
+
+        Raises:
+            UserError: if too few answer for too long.
+        """
+        policy, waiting, asked = self._policy, set(tasks), set[int]()
+        answers: dict[int, Answer] = {}
+        trains = sum(task.train for task in tasks.values())
+        needed = min(policy.min_sites, trains or len(tasks))
+        until, tries = time.monotonic() + policy.deadline, 1
+        while True:
+            for client in sorted(waiting):
+                if self._fleet.is_free(self._names[client]):
+                    self._fleet.ask(self._names[client], content(client), number)
+                    waiting.discard(client)
+                    asked.add(client)
+            for mail in self._fleet.collect():
+                self._sort(mail, number, asked, answers)
+                if self._on_client is not None:
+                    self._on_client(len(answers), len(tasks))
+            enough = sum(tasks[client].train for client in answers) if trains else len(answers)
+            if enough >= needed and (not asked or time.monotonic() > until):
+                break
+            if time.monotonic() > until:
+                if tries == TRIES:
+                    raise UserError(
+                        f"round {number}: {enough} of the {needed} sites needed answered within "
+                        f"{tries * policy.deadline:.0f} s; the same command goes on from the last round"
+                    )
+                self._say(f"round {number}: {enough} of the {needed} sites needed have answered; waiting on")
+                waiting = set(tasks) - answers.keys() - asked
+                until, tries = time.monotonic() + policy.deadline, tries + 1
+            time.sleep(policy.poll)
+        self._notice(number, tasks, answers, asked)
+        return answers
+
+    def _sort(self, mail: Mail, number: int, asked: set[int], answers: dict[int, Answer]) -> None:
+        """A reply: to this round, to an earlier one, or of no use."""
+        client = self._names.index(mail.site)
+        if mail.round == number:
+            asked.discard(client)
+        try:
+            if mail.content is None:
+                raise UserError(mail.problem)
+            answer = Answer.from_record(mail.content)
+        except UserError as error:
+            self._say(f"round {mail.round}: {mail.site} is left out: {error}")
+            return
+        if mail.round == number:
+            answers[client] = answer
+        elif self._late(client, answer, mail.round):
+            self._say(f"{mail.site} answered round {mail.round} in round {number}; its model is used, with its age")
+
+    def _notice(self, number: int, tasks: Mapping[int, Task], answers: Mapping[int, Answer], asked: set[int]) -> None:
+        """Says once who is missing, and who has returned."""
+        for client in tasks:
+            site = self._names[client]
+            if client in answers and site in self._missing:
+                self._say(f"{site} takes part again in round {number}; it was missing since {self._missing.pop(site)}")
+            elif client not in answers and site not in self._missing:
+                self._missing[site] = number
+                why = f"no answer within {self._policy.deadline:.0f} s" if client in asked else "no usable answer"
+                self._say(f"round {number} goes on without {site} ({why}); its last model, if any, is kept")

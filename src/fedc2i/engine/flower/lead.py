@@ -1,0 +1,231 @@
+"""A whole run over real sites: wait for them, run every seed, write the run folder, and go on after a crash.
+
+checkpoints/       the state after the last two rounds of each seed, until the run is finished
+rounds/            the reports of finished rounds, until then
+log.txt            one line for everything a person should know
+and what every run folder holds, but for the models, which stay at the sites
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedc2i import checkpoint, journal
+from fedc2i.data.remote import RemoteFederation
+from fedc2i.engine.client import Recipe
+from fedc2i.engine.flower.coordinator import Coordinator
+from fedc2i.engine.flower.fleet import Fleet, Grid
+from fedc2i.engine.flower.gather import Policy
+from fedc2i.engine.flower.roster import assemble, in_common
+from fedc2i.engine.flower.setup import describe
+from fedc2i.engine.flower.site import Assignment
+from fedc2i.engine.flower.tasks import Introduction
+from fedc2i.engine.rounds import Round
+from fedc2i.errors import UserError
+from fedc2i.plans import Plan, prepare
+from fedc2i.report import figures
+from fedc2i.results import Result
+from fedc2i.runs import RunFolder, to_json, write_atomically, writing
+
+_RUN = "run.json"  # who takes part, and how sites call the run
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be led, as one flat record.
+
+    Attributes:
+        out: the run folder; one that exists is gone on with.
+        method: a method's name, with options behind a colon, or ``FILE.py:CLASS``.
+        settings: run settings and method options by name.
+        sites: the sites' names in table order, where they are known.
+        count: how many sites to wait for, where names are not known.
+        keys: the sites' public keys by name, where nodes are authenticated.
+        classes: the classes' names; if empty, those that the sites have.
+        wait: seconds to wait for the sites at the start.
+        policy: how long to wait for whom in a round, and how models travel.
+    """
+
+    out: Path
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sites: tuple[str, ...] = ()
+    count: int = 0
+    keys: Mapping[str, str] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+    wait: float = 300.0
+    policy: Policy = field(default_factory=Policy)
+
+    @property
+    def digest(self) -> str:
+        """Changes with what decides the numbers."""
+        decided = [self.method, dict(self.settings), self.sites, self.classes, self.policy.half]
+        return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether its folder holds this very run, unfinished."""
+        try:
+            begun = json.loads((self.out / _RUN).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(begun, dict) and begun.get("job") == self.digest and not self.is_finished
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its folder holds a finished run."""
+        return (self.out / "summary.json").is_file()
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps({**asdict(self), "out": str(self.out)}, default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """From text."""
+        values = json.loads(text)
+        values |= {"out": Path(values["out"]), "policy": Policy(**values["policy"])}
+        return cls(**values | {name: tuple(values[name]) for name in ("sites", "classes")})
+
+
+def lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
+    """Runs a job to its end, from its last checkpoint if there is one.
+
+    Raises:
+        UserError: if too few sites answer, or the folder is of another run.
+    """
+    if job.is_finished:
+        raise UserError(f"{job.out}: this run is finished; choose another --out")
+    say = _logged(say, job.out / "log.txt")
+    try:
+        return _lead(grid, job, say)
+    except UserError as error:
+        say(f"error: {error}")
+        raise
+
+
+def _lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
+    keys = {_pem(line): name for name, line in job.keys.items()} or None
+    fleet = Fleet(grid, say, keys, ttl=2 * job.policy.deadline + 60)
+    run, federation = _resume(job, fleet, say) or _begin(job, fleet, say)
+    plan = prepare([job.method], {**job.settings, **job.policy.settings(), "device": "cpu"}, federation)[0]
+    files = RunFolder(job.out, federation.names)
+    files.begin(plan.config)
+    result = Result(plan.method, plan.config, federation, plan.label, plan.key)
+    for seed in plan.config.seeds:
+        _lead_seed(fleet, plan, job, f"{run}-seed{seed}", seed, result, files, say)
+    figures.draw_run(result, job.out)
+    files.finish(result)
+    for name in ("checkpoints", "rounds"):  # the sites' uploads are not kept longer than needed
+        shutil.rmtree(job.out / name, ignore_errors=True)
+    say(f"finished: {result!r}")
+    return result
+
+
+def _lead_seed(
+    fleet: Fleet,
+    plan: Plan,
+    job: Job,
+    run: str,
+    seed: int,
+    result: Result,
+    files: RunFolder,
+    say: Callable[[str], None],
+) -> None:
+    """One seed, from its last checkpoint if there is one; its reports go to the result and to the folder."""
+    states, reports = job.out / "checkpoints" / f"seed{seed}", job.out / "rounds" / f"seed{seed}"
+    settings = plan.config.settings()
+    assignment = Assignment(Recipe(plan.method, plan.model, settings.training, settings.rounds, seed), settings)
+    samples = {name: int(own.get("train", 0)) for name, own in plan.federation.samples().items()}
+    coordinator = Coordinator(fleet, samples, assignment, job.policy, run, describe(plan, seed), say)
+
+    def keep() -> None:
+        state = coordinator.checkpoint()
+        if state is not None:
+            checkpoint.save(states, *state)
+
+    saved = checkpoint.load(states)
+    if saved is not None:
+        coordinator.restore(saved)
+        result.rounds += journal.read(reports, saved.round)
+        say(f"seed {seed} goes on behind round {saved.round}")
+    files.restart(result.rounds)
+    began = time.monotonic()
+    for report in coordinator.rounds(keep):
+        journal.write(reports, report)
+        files.record(report)
+        result.rounds.append(report)
+        say(_line(report, settings.rounds, time.monotonic() - began))
+
+
+def _line(report: Round, rounds: int, elapsed: float) -> str:
+    scores = "".join(f", {point} {report.mean(point):.2f} %" for point in report.metrics)
+    size = f"{report.bytes_up / 1e6:.2f} MB up and {report.bytes_down / 1e6:.2f} MB down a site"
+    return (
+        f"seed {report.seed}, round {report.round}/{rounds}: {len(report.participants)} sites{scores}; "
+        f"{report.seconds:.1f} s, {size}; {elapsed:.0f} s in all"
+    )
+
+
+def _begin(job: Job, fleet: Fleet, say: Callable[[str], None]) -> tuple[str, RemoteFederation]:
+    """Waits for the sites, and writes down who they are."""
+    there = assemble(fleet, job.sites, job.count, job.policy.min_sites, job.wait, say, job.policy.poll)
+    names = job.sites or tuple(own.name for own in there)
+    federation = in_common(there, names, job.classes, say)
+    run = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    described = {
+        "run": run,
+        "job": job.digest,
+        "names": names,
+        "classes": federation.classes,
+        "image": federation.image_shape,
+        "sizes": {name: dict(own) for name, own in federation.sizes.items()},
+    }
+    write_atomically(job.out / _RUN, to_json(described).encode())
+    return run, federation
+
+
+def _resume(job: Job, fleet: Fleet, say: Callable[[str], None]) -> tuple[str, RemoteFederation] | None:
+    """The run that was begun in this folder, if there is one; waits for its sites, as the first to come is not all."""
+    path = job.out / _RUN
+    if not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["job"] != job.digest:
+            raise UserError(f"{job.out}: holds a run with other settings; choose another --out")
+        classes, image = tuple(values["classes"]), tuple(values["image"])
+        there = [Introduction(name, own, classes, image) for name, own in values["sizes"].items()]
+        run, federation = str(values["run"]), in_common(there, values["names"], classes, say)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); choose another --out") from None
+    assemble(fleet, federation.names, 0, job.policy.min_sites, job.wait, say, job.policy.poll)
+    return run, federation
+
+
+def _pem(line: str) -> bytes:
+    """A public key as Flower reports it: PEM."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+    return load_ssh_public_key(line.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _logged(say: Callable[[str], None], path: Path) -> Callable[[str], None]:
+    """Lines go to the log as well, with the time."""
+
+    def both(line: str) -> None:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
+        say(line)
+
+    return both

@@ -1,0 +1,91 @@
+"""Who takes part: waiting for the sites at the start of a run, and what they have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from fedc2i.data.remote import RemoteFederation, blank_clients
+from fedc2i.engine.flower.fleet import Fleet
+from fedc2i.engine.flower.tasks import Introduction
+from fedc2i.errors import UserError
+
+
+def assemble(
+    fleet: Fleet,
+    expected: Sequence[str],
+    count: int,
+    at_least: int,
+    wait: float,
+    say: Callable[[str], None],
+    poll: float = 0.25,
+) -> list[Introduction]:
+    """Waits until the expected sites, or so many of any name, are there; goes on with fewer when the time is over.
+
+    Args:
+        fleet: which meets them.
+        expected: names, where they are known.
+        count: how many, where names are not known.
+        at_least: with fewer there is no run.
+        wait: seconds.
+        say: takes one line for a person.
+        poll: seconds between looks.
+
+    Raises:
+        UserError: if too few came.
+    """
+    until = time.monotonic() + wait
+    wanted = len(expected) or count
+    say(f"waiting for {wanted} sites: {', '.join(expected) or 'any'}")
+    while True:
+        fleet.collect()
+        there = [fleet.sites[name] for name in (expected or sorted(fleet.sites)) if name in fleet.sites]
+        if len(there) >= wanted:
+            return there
+        if time.monotonic() > until:
+            break
+        time.sleep(poll)
+    missing = ", ".join(name for name in expected if name not in fleet.sites)
+    said = f"after {wait:.0f} s {len(there)} of {wanted} sites are there{f'; missing: {missing}' * bool(missing)}"
+    if len(there) < at_least:
+        raise UserError(f"{said}; at least {at_least} are needed")
+    say(f"{said}; going on without")
+    return there
+
+
+def in_common(
+    there: Sequence[Introduction],
+    names: Sequence[str],
+    classes: Sequence[str],
+    say: Callable[[str], None],
+) -> RemoteFederation:
+    """The sites as a federation; those that do not fit the first one are refused later, when they are given work.
+
+    Args:
+        there: the sites that introduced themselves.
+        names: all sites of the run in table order, some of which may come later.
+        classes: the classes' names in the order of their labels; if empty, those that the sites have.
+        say: takes one line for a person.
+    """
+    found = {own.classes for own in there}
+    if not classes:
+        classes = there[0].classes if len(found) == 1 else sorted({name for own in found for name in own})
+        if len(found) > 1:
+            say(f"the sites have different classes; the run has all {len(classes)} of them: {', '.join(classes)}")
+    shape = there[0].image
+    for own in there:
+        if own.image != shape:
+            say(
+                f"{own.name} has images of {_size(own.image)}, but {there[0].name} of {_size(shape)}; all need one size"
+            )
+    return RemoteFederation(
+        "sites",
+        blank_clients(names, shape, [own.name for own in there if not own.samples["validation"]]),
+        tuple(classes),
+        notes=("The data lies at the sites; sizes are as they say.",),
+        sizes={own.name: own.samples for own in there},
+    )
+
+
+def _size(image: Sequence[int]) -> str:
+    return "x".join(map(str, image[1:]))

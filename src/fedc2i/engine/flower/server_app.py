@@ -1,0 +1,53 @@
+"""Flower's entry point at the coordinator: leads the run that its configuration describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.inflatable import inflatable_utils
+
+from fedc2i.engine.flower.gather import Policy
+from fedc2i.engine.flower.lead import Job, lead
+from fedc2i.errors import UserError
+
+# An answer is often announced a moment before its parts have come; Flower would sleep a second over it.
+(inflatable_utils.pull_objects.__kwdefaults__ or {})["initial_backoff"] = 0.05
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Leads the run; a line that a person can act on instead of a traceback where it is the user's to mend."""
+    try:
+        lead(grid, job_of(dict(context.run_config)), lambda line: print(f"fedc2i: {line}", flush=True))
+    except UserError as error:
+        raise SystemExit(f"fedc2i: error: {error}") from None
+
+
+def job_of(values: dict[str, Any]) -> Job:
+    """The job that a run's configuration describes: a file of ours, or single keys as `flwr run -c` takes them.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    try:
+        if values.get("job"):
+            return Job.from_json(Path(str(values["job"])).read_text(encoding="utf-8"))
+        pairs = [part.partition("=") for part in str(values["set"]).split()]
+        settings = {name: value for name, _, value in pairs}
+        settings |= {name: values[name] for name in ("model", "rounds") if values.get(name)}
+        policy = Policy(float(values["deadline"]), int(values["min-sites"]), values["wire"] == "float16")
+        return Job(
+            Path(str(values["out"])),
+            str(values["method"]),
+            {**settings, "seeds": str(values["seeds"])},
+            count=int(values["sites"]),
+            wait=float(values["wait"]),
+            policy=policy,
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"the run's configuration cannot be read ({type(error).__name__}: {error})") from None

@@ -1,0 +1,102 @@
+"""What a run is, as text: how sites on other machines learn what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedc2i import plugins
+from fedc2i.config import make
+from fedc2i.engine.client import Recipe
+from fedc2i.engine.flower.site import Assignment, fingerprint
+from fedc2i.errors import UserError
+from fedc2i.plans import Plan, build, parse
+from fedc2i.version import __version__
+
+PLUGINS = "plugins"  # a folder of the Flower App
+NOT_FOR_SITES = ("data", "data_dir", "partition", "device", "seeds", "executor", "workers", "clients_at_once")
+
+
+def describe(plan: Plan, seed: int) -> str:
+    """A plan with one seed."""
+    values = {
+        name: value for name, value in vars(plan.config).items() if name not in NOT_FOR_SITES and value is not None
+    }
+    values |= {name: _in_app(name, str(values[name])) for name in ("method", "model")}
+    recipe = Recipe(plan.method, plan.model, plan.config.settings().training, plan.config.settings().rounds, seed)
+    return json.dumps(
+        {
+            "version": __version__,
+            "settings": {**values, "options": _said(plan.config.options)},
+            "seed": seed,
+            "classes": plan.federation.classes,
+            "image": plan.federation.image_shape,
+            "fingerprint": fingerprint(recipe.first_model("", plan.config.init)),
+        },
+        default=str,
+    )
+
+
+def _in_app(kind: str, name: str) -> str:
+    """A user's own file as it lies in the Flower App, see `files`."""
+    if not plugins.is_plugin(name):
+        return name
+    file, _, attribute = name.rpartition(":")
+    return f"{PLUGINS}/{kind}_{Path(file).name}:{attribute}"
+
+
+def files(method: str, model: str | None) -> dict[str, Path]:
+    """The user's own files that a run needs, by their place in the Flower App."""
+    named = {"method": method, "model": model or ""}
+    return {
+        _in_app(kind, file).rpartition(":")[0]: Path(file.rpartition(".py:")[0] + ".py")
+        for kind, name in named.items()
+        if plugins.is_plugin(name)
+        for file in [":".join(name.split(":")[:2])]
+    }
+
+
+def _at_site(name: str, root: Path | None) -> str:
+    """Where such a file lies at a site; no other file of the site's is executed, whatever a coordinator says."""
+    folder, _, file = name.partition("/")
+    if root is None or folder != PLUGINS or "/" in file or "\\" in file:
+        raise UserError(f"'{name}' is no file of this run's Flower App")
+    return str(root / name)
+
+
+def _said(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[str, ...]]:
+    """The assignment, and the classes' names in the order of their labels.
+
+    Args:
+        text: from `describe`.
+        root: the folder of the Flower App, in which files named in it lie.
+
+    Raises:
+        UserError: if this site cannot do it: another version, an unknown method, a model of another shape.
+    """
+    try:
+        said: dict[str, Any] = json.loads(text)
+        settings, classes = dict(said["settings"]), tuple(map(str, said["classes"]))
+        channels, height, width = map(int, said["image"])
+        for name in ("method", "model"):
+            if plugins.is_plugin(str(settings[name])):
+                settings[name] = _at_site(str(settings[name]), root)
+        kind, name, own = parse(str(settings["method"]))
+        config = make(kind, {**settings, **own, "method": name, "seeds": [int(said["seed"])]})
+        version, expected = str(said["version"]), str(said["fingerprint"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"the run's description is not understood ({type(error).__name__}: {error})") from None
+    if version.split(".")[:2] != __version__.split(".")[:2]:
+        raise UserError(f"this site has fedc2i {__version__}, the coordinator {version}")
+    model = build(str(config.model), classes, (channels, height, width))
+    recipe = Recipe(kind(**config.options), model, config.settings().training, int(config.rounds or 0), config.seeds[0])
+    if fingerprint(recipe.first_model("", config.init)) != expected:
+        raise UserError(f"its model '{config.model}' is of another architecture than the coordinator's")
+    return Assignment(recipe, replace(config.settings(), executor="looped")), classes

@@ -1,0 +1,64 @@
+"""A site's part of a round: the plain client of the in-process engine, with a message on either side."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.flower.memory import Memory
+from fedc2i.engine.flower.tasks import Answer, Task
+from fedc2i.engine.inprocess import repeatable
+from fedc2i.engine.rounds import Point
+from fedc2i.engine.settings import Settings
+from fedc2i.params import Params
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What all sites of a run do: the recipe, and how it is run."""
+
+    recipe: Recipe
+    settings: Settings
+
+
+def fingerprint(params: Params) -> str:
+    """Names, shapes and types of a model, in twelve digits: models that can work together have the same."""
+    described = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in sorted(params.items())]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:12]
+
+
+def perform(task: Task, received: Params, assignment: Assignment, data: ClientData, memory: Memory) -> Answer:
+    """Does what a task asks, and remembers the trained model.
+
+    Args:
+        task: what to do.
+        received: what the exchange brought.
+        assignment: the run.
+        data: the site's own.
+        memory: where its models lie; the round that is trained starts from the latest one before it.
+    """
+    recipe, device = assignment.recipe, data.counts.device
+    client = LocalClient(recipe, data)
+    received = {name: tensor.to(device) for name, tensor in received.items()}
+    own = memory.load(task.round) or recipe.first_model(data.name, assignment.settings.init)
+    own = {name: tensor.to(device) for name, tensor in own.items()}
+    report: Params = {}
+    metrics: dict[Point, dict[str, float]] = {}
+    with repeatable(assignment.settings.threads):
+        start, upload = own, {}
+        if task.exchange and (task.train or task.score_received):
+            start, told = client.personalise(own, received, task.position, task.exchange)
+            report = {name: tensor.detach() for name, tensor in told.items()}
+            if task.score_received:
+                metrics["received"] = client.evaluate(start, received, task.position, task.exchange)
+        if task.train:
+            own = client.train(start, received, task.position, task.round)
+            upload = client.upload(own, start, received, task.position, task.round)
+            memory.save(task.round, own)
+        if task.score_trained:
+            metrics["trained"] = client.evaluate(own, received, task.position, task.round)
+    if task.exchange == recipe.rounds:
+        memory.finish({"received": start, "trained": own})
+    return Answer(upload, report, metrics)

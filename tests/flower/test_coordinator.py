@@ -1,0 +1,401 @@
+"""The coordinator over sites that exchange nothing but Flower messages: the same numbers, whatever goes wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr.app")
+from fakes import FakeGrid, app_of, identity, node  # noqa: F401
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fedc2i import checkpoint, methods
+from fedc2i.data.federation import Federation
+from fedc2i.engine import Settings, federate
+from fedc2i.engine.client import Recipe
+from fedc2i.engine.flower import wire
+from fedc2i.engine.flower.coordinator import Coordinator
+from fedc2i.engine.flower.fleet import Fleet
+from fedc2i.engine.flower.gather import Policy
+from fedc2i.engine.flower.roster import assemble
+from fedc2i.engine.flower.site import Assignment
+from fedc2i.engine.flower.tasks import Answer
+from fedc2i.engine.rounds import Round
+from fedc2i.errors import UserError
+from fedc2i.methods import Method
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.models import Model
+from fedc2i.training import Training
+
+TRAINING = Training(batch_size=5, lr=0.01)
+POLICY = Policy(deadline=20.0, poll=0.0)
+SEED = 3
+
+
+class Stage:
+    """A federation in one process: a grid, its coordinator, and what was said."""
+
+    def __init__(
+        self, method: Method, model: Model, federation: Federation, settings: Settings, policy: Policy = POLICY
+    ):
+        self.federation, self.policy = federation, policy
+        self.work = Assignment(Recipe(method, model, settings.training, settings.rounds, SEED), settings)
+        apps = [app_of(federation, k, lambda run: self.work) for k in range(len(federation.clients))]
+        self.grid = FakeGrid({100 + k: node(100 + k, app) for k, app in enumerate(apps)})
+        self.said: list[str] = []
+        self.coordinator = self.new_coordinator()
+
+    def new_coordinator(self) -> Coordinator:
+        fleet = Fleet(self.grid, self.said.append)
+        assemble(fleet, self.federation.names, 0, 1, 0.0, self.said.append, 0.0)
+        samples = {client.name: len(client.train) for client in self.federation.clients}
+        return Coordinator(fleet, samples, self.work, self.policy, "run", say=self.said.append)
+
+    def run(self) -> list[Round]:
+        return list(self.coordinator.rounds())
+
+
+@pytest.fixture(autouse=True)
+def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedc2i.engine.flower.fleet._LOOK", 0.0)
+
+
+def in_process(method: Method, model: Model, federation: Federation, settings: Settings) -> list[Round]:
+    found: list[Round] = []
+    federate(method, model, federation, settings, [SEED], on_round=found.append)
+    return found
+
+
+def assert_same_rounds(got: list[Round], want: list[Round], atol: float = 0.0) -> None:
+    assert [report.round for report in got] == [report.round for report in want]
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine.participants == theirs.participants
+        assert set(mine.metrics) == set(theirs.metrics)
+        for point in theirs.metrics:
+            for one, other in zip(mine.metrics[point], theirs.metrics[point], strict=True):
+                assert one == pytest.approx(other, abs=atol)
+        assert set(mine.influence) == set(theirs.influence)
+        for name in theirs.influence:
+            np.testing.assert_allclose(mine.influence[name], theirs.influence[name], atol=atol)
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(methods.Method.registry) if name != "fedbn"])
+def test_every_method_gives_the_numbers_of_the_in_process_engine(
+    name: str, model: Model, federation: Federation
+) -> None:
+    settings = Settings(3, training=TRAINING, executor="looped")
+    method = methods.get(name)()
+    assert_same_rounds(
+        Stage(method, model, federation, settings).run(), in_process(method, model, federation, settings)
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clients_per_round": 2},
+        {"evaluate_every": 0},
+        {"evaluate_every": 2, "clients_per_round": 1},
+        {"topology": "ring"},
+        {"init": "independent"},
+        {"patience": 1},
+        {"patience": 2, "evaluate_every": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("method", [FedAvg(), FedC2I()], ids=["fedavg", "fedc2i"])
+def test_settings_mean_the_same(
+    method: Method, settings: dict[str, Any], model: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation = make_federation(sizes=(12, 9, 7), validation=5)
+    chosen = Settings(5, training=TRAINING, executor="looped", **settings)
+    want = in_process(method, model, federation, chosen)
+    assert_same_rounds(Stage(method, model, federation, chosen).run(), want)
+
+
+# How models travel.
+
+
+def test_half_precision_halves_the_bytes_and_hardly_moves_the_numbers(model: Model, federation: Federation) -> None:
+    settings = Settings(3, training=TRAINING, executor="looped")
+    full = Stage(FedC2I(), model, federation, settings).run()
+    half = Stage(FedC2I(), model, federation, settings, Policy(20.0, poll=0.0, half=True)).run()
+    assert half[-1].bytes_up < 0.55 * full[-1].bytes_up
+    assert half[-1].bytes_down < 0.55 * full[-1].bytes_down
+    for point in ("received", "trained"):
+        assert half[-1].mean(point, "loss") == pytest.approx(full[-1].mean(point, "loss"), abs=5e-3)
+
+
+def test_bytes_are_those_of_the_models(model: Model, federation: Federation) -> None:
+    report = Stage(FedC2I(), model, federation, Settings(1, training=TRAINING)).run()[0]
+    one = sum(tensor.numel() * 4 for tensor in model.init(0).values())
+    assert one < report.bytes_up < one + 1000
+    assert 3 * one < report.bytes_down < 3 * one + 1000
+
+
+def test_nothing_but_the_upload_scores_and_diagnostics_leaves_a_site(model: Model, federation: Federation) -> None:
+    stage = Stage(methods.get("fedrep")(), model, federation, Settings(2, training=TRAINING))
+    seen: list[set[str]] = []
+
+    def look(reply: Message) -> Message:
+        seen.append({*reply.content, *(wire.unpack(reply.content["upload"]) if "upload" in reply.content else ())})
+        return reply
+
+    stage.grid.nodes[100].spoil = look
+    stage.run()
+    assert seen[0] == {"introduction"} or {"upload", "report", "metrics"} <= seen[0]
+    assert all(not {"head.weight", "head.bias"} & names for names in seen)
+    assert set().union(*seen) <= {"introduction", "upload", "report", "metrics", *model.body_names}
+
+
+# What goes wrong at a site.
+
+
+def nan_upload(reply: Message) -> Message:
+    answer = Answer.from_record(reply.content) if "upload" in reply.content else None
+    if answer is None or not answer.upload:
+        return reply
+    broken = {name: torch.full_like(tensor, torch.nan) for name, tensor in answer.upload.items()}
+    return _with(reply, Answer(broken, answer.report, answer.metrics).to_record(False))
+
+
+def other_architecture(reply: Message) -> Message:
+    answer = Answer.from_record(reply.content) if "upload" in reply.content else None
+    if answer is None or not answer.upload:
+        return reply
+    other = {name: tensor[:1] for name, tensor in answer.upload.items()}
+    return _with(reply, Answer(other, answer.report, answer.metrics).to_record(False))
+
+
+def garbage(reply: Message) -> Message:
+    return reply if "introduction" in reply.content else _with(reply, RecordDict({"upload": ConfigRecord({"a": 1})}))
+
+
+def odd_report(reply: Message) -> Message:
+    answer = Answer.from_record(reply.content) if "upload" in reply.content else None
+    if answer is None or not answer.report:
+        return reply
+    return _with(reply, Answer(answer.upload, {"influence_vector": torch.ones(7)}, answer.metrics).to_record(False))
+
+
+def _with(reply: Message, content: RecordDict) -> Message:
+    reply.content = content
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (nan_upload, "round 1: the upload of b is not finite; left out"),
+        (other_architecture, "round 1: the upload of b is of another architecture; left out"),
+        (garbage, "round 1: b is left out: "),
+    ],
+)
+@pytest.mark.parametrize("method", [FedAvg(), FedC2I()], ids=["fedavg", "fedc2i"])
+def test_a_broken_site_is_left_out_and_named(
+    method: Method, spoil: Any, line: str, model: Model, federation: Federation
+) -> None:
+    stage = Stage(method, model, federation, Settings(2, training=TRAINING))
+    stage.grid.nodes[101].spoil = spoil
+    reports = stage.run()
+    assert len(reports) == 2
+    assert any(said.startswith(line) for said in stage.said), stage.said
+    for point in ("received", "trained"):
+        assert np.isfinite([reports[-1].metrics[point][k]["accuracy"] for k in (0, 2)]).all()
+    if spoil is garbage:
+        assert reports[0].participants == ("a", "c")
+        assert reports[-1].metrics["trained"][1] == {}
+    else:
+        assert reports[0].refused == ("b",)
+
+
+def test_a_report_of_another_shape_is_dropped(model: Model, federation: Federation) -> None:
+    stage = Stage(FedC2I(), model, federation, Settings(2, training=TRAINING))
+    stage.grid.nodes[101].spoil = odd_report
+    vector = stage.run()[-1].influence["influence_vector"]
+    assert vector.shape == (3, 3)
+    assert np.isnan(vector[1]).all()
+    assert np.isfinite(vector[[0, 2]]).all()
+
+
+def test_a_failing_site_says_why_in_one_line(model: Model, make_federation: Callable[..., Federation]) -> None:
+    federation = make_federation()
+    method = FedC2I(influence_split="validation")  # which no site has
+    stage = Stage(method, model, federation, Settings(1, training=TRAINING), Policy(0.2, min_sites=0, poll=0.0))
+    stage.run()
+    lines = [line for line in stage.said if "left out" in line]
+    assert lines
+    assert all("\n" not in line and line.startswith("round 2: ") for line in lines)
+
+
+def test_a_dead_site_is_missed_once_and_its_model_stays(model: Model, federation: Federation) -> None:
+    stage = Stage(FedC2I(), model, federation, Settings(5, training=TRAINING))
+    gone = {}
+
+    def kill(number: int, message: Message) -> None:
+        rounds = [kind for to, kind in stage.grid.log if to == 100 and kind == "train"]
+        if len(rounds) == 3 and 101 in stage.grid.nodes:
+            gone[101] = stage.grid.nodes.pop(101)
+        if len(rounds) == 5 and gone:
+            stage.grid.nodes[201] = gone.pop(101)  # another number, as an unauthenticated node has
+            stage.grid.nodes[100].delay = 3  # so that the round is still going on
+
+    stage.grid.before = kill
+    reports = stage.run()
+    assert [report.participants for report in reports] == [
+        tuple("abc"),
+        tuple("abc"),
+        ("a", "c"),
+        ("a", "c"),
+        tuple("abc"),
+    ]
+    assert np.isfinite(reports[2].influence["influence_vector"][:, 1][[0, 2]]).all()  # still weighed, from round 2
+    assert sum(line.startswith("round 3 goes on without b") for line in stage.said) == 1
+    assert "b is back" in stage.said
+    assert any(line.startswith("b takes part again in round 5") for line in stage.said), stage.said
+
+
+def test_a_slow_site_is_not_waited_for_and_its_late_model_is_used(model: Model, federation: Federation) -> None:
+    stage = Stage(FedC2I(), model, federation, Settings(4, training=TRAINING), Policy(0.05, poll=0.001))
+    rounds = []
+
+    def slow_down(number: int, message: Message) -> None:
+        rounds.extend([number] * (number == 100))
+        stage.grid.nodes[102].delay = 10**9 if len(rounds) == 2 else 0
+        if len(rounds) == 3:
+            stage.grid.release()
+
+    stage.grid.before = slow_down
+    reports = stage.run()
+    assert reports[0].participants == tuple("abc")
+    assert reports[1].participants == ("a", "b")
+    assert "round 2 goes on without c (no answer within 0 s); its last model, if any, is kept" in stage.said
+    assert any("c answered round 2 in round" in line for line in stage.said), stage.said
+
+
+def test_too_few_sites_end_the_run_with_a_line(
+    model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedc2i.engine.flower.gather.TRIES", 2)
+    policy = Policy(0.01, min_sites=3, poll=0.0)
+    stage = Stage(FedAvg(), model, federation, Settings(2, training=TRAINING), policy)
+    stage.grid.nodes[101].spoil = lambda reply: None
+    with pytest.raises(UserError, match=r"round 1: 2 of the 3 sites needed answered within .*the same command goes on"):
+        stage.run()
+
+
+# Who is who.
+
+
+def test_a_node_can_only_be_the_site_whose_key_it_holds(model: Model, federation: Federation) -> None:
+    stage = Stage(FedAvg(), model, federation, Settings(1, training=TRAINING))
+    for number, key in ((100, b"A"), (101, b"B"), (102, b"B")):
+        stage.grid.nodes[number].key = key
+    said: list[str] = []
+    fleet = Fleet(stage.grid, said.append, {b"A": "a", b"B": "b", b"C": "c"})
+    fleet.collect()
+    assert sorted(fleet.sites) == ["a", "b"]
+    assert "a site is left out: it says it is 'c', but holds another site's key" in said
+
+
+def test_a_second_node_of_an_authenticated_site_is_refused_while_the_first_is_there(
+    model: Model, federation: Federation
+) -> None:
+    stage = Stage(FedAvg(), model, federation, Settings(1, training=TRAINING))
+    stage.grid.nodes[100].key = stage.grid.nodes[101].key = b"A"
+    stage.grid.nodes[101].app = stage.grid.nodes[100].app
+    said: list[str] = []
+    fleet = Fleet(stage.grid, said.append, {b"A": "a"})
+    fleet.collect()
+    assert list(fleet.sites) == ["a"]
+    assert any("which is online already" in line for line in said)
+
+
+# A coordinator that is killed and started again.
+
+
+@pytest.mark.parametrize("settings", [{}, {"clients_per_round": 1}, {"topology": "ring"}, {"patience": 3}], ids=str)
+@pytest.mark.parametrize("name", ["fedavg", "fedc2i", "fedproto", "pfedgraph", "fedpac", "fedc2i-top"])
+def test_resumed_after_any_round_it_ends_with_the_same_numbers(
+    name: str, settings: dict[str, Any], model: Model, make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    federation = make_federation(sizes=(12, 9, 7), validation=4)
+    method = FedC2I(top_k=1, refresh=3) if name == "fedc2i-top" else methods.get(name)()
+    chosen = Settings(5, training=TRAINING, executor="looped", **settings)
+    want = Stage(method, model, federation, chosen).run()
+    for killed in (1, 2, 4):
+        stage, reports = Stage(method, model, federation, chosen), list[Round]()
+        folder = tmp_path / f"{killed}"
+
+        def keep(stage: Stage = stage, folder: Path = folder) -> None:
+            state = stage.coordinator.checkpoint()
+            assert state is not None
+            json.dumps(state.values)
+            checkpoint.save(folder, *state)
+
+        course = stage.coordinator.rounds(keep)
+        while not (folder / f"round{killed:06d}.json").exists():
+            reports.append(next(course))
+            if len(reports) == len(want):
+                break
+        course.close()
+        if killed == 4:  # the newest one is damaged: the sites are two rounds ahead
+            for path in folder.glob(f"round{killed:06d}.*"):
+                path.unlink()
+        saved = checkpoint.load(folder)
+        assert saved is not None
+        stage.coordinator = stage.new_coordinator()
+        stage.coordinator.restore(saved)
+        got = [report for report in reports if report.round < saved.round] + stage.run()
+        assert_same_rounds(got, want)
+
+
+def test_a_checkpoint_of_other_sites_is_refused(
+    model: Model, make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    stage = Stage(FedAvg(), model, make_federation(), Settings(1, training=TRAINING))
+    stage.run()
+    state = stage.coordinator.checkpoint()
+    assert state is not None
+    other = Stage(FedAvg(), model, make_federation(sizes=(5, 6)), Settings(1, training=TRAINING))
+    with pytest.raises(UserError, match="the run was begun with the sites a, b, c"):
+        other.coordinator.restore(state)
+
+
+def test_a_site_is_sent_no_model_that_the_topology_keeps_from_it(
+    model: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation = make_federation(sizes=(5, 6, 7, 8, 9))
+    stage = Stage(FedC2I(), model, federation, Settings(3, training=TRAINING, topology="ring"))
+    uploads: dict[int, list[torch.Tensor]] = {number: [] for number in stage.grid.nodes}
+    sent: list[tuple[int, torch.Tensor]] = []
+
+    def listen(number: int) -> Callable[[Message], Message]:
+        def take(reply: Message) -> Message:
+            upload = wire.unpack(reply.content["upload"]) if "upload" in reply.content else {}
+            uploads[number] += [upload["hidden.weight"]] if upload else []
+            return reply
+
+        return take
+
+    for number, own in stage.grid.nodes.items():
+        own.spoil = listen(number)
+
+    def look(to: int, message: Message) -> None:
+        shared = wire.unpack(message.content["shared"]) if "shared" in message.content else {}
+        sent.extend([(to, shared["hidden.weight"])] if shared else [])
+
+    stage.grid.before = look
+    stage.run()
+    assert len(sent) == 5 * 3
+    for to, stack in sent:
+        allowed = {to, 100 + (to - 101) % 5, 100 + (to - 99) % 5}
+        came_from = {n for n, own in uploads.items() for one in own for row in stack if torch.equal(one, row)}
+        assert came_from == allowed

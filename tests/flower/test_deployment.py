@@ -1,0 +1,188 @@
+"""Real SuperLinks and SuperNodes on loopback, with TLS and authentication, started by the commands that users type."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr.app")
+import fedc2i
+
+PROGRAM = (sys.executable, "-m", "fedc2i")
+TOLERANCE = 1e-4  # of an accuracy in percent: the engines do the same operations in the same order
+SITES = ("Scans", "Photos", "Ink", "Fonts", "Signs")
+
+
+def command(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*PROGRAM, *words], capture_output=True, text=True, timeout=600, env=environment, **more)
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+def assert_same_accuracies(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    for point in ("received", "trained"):
+        for name, score in theirs["points"][point]["accuracy"].items():
+            assert mine["points"][point]["accuracy"][name]["mean"] == pytest.approx(score["mean"], abs=TOLERANCE)
+
+
+def in_process(method: str, sites: tuple[str, ...], **settings: Any) -> dict[str, Any]:
+    return fedc2i.run(method, fedc2i.load("embedded").select(sites), model="lenet5", **settings).summary()
+
+
+def test_two_real_sites_give_the_numbers_of_the_in_process_engine(tmp_path: Path) -> None:
+    done = command("flower-local", "fedc2i", "--sites", "2", "--rounds", "2", "--out", str(tmp_path / "run"), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    (only,) = told["results"].values()
+    assert_same_accuracies(only, in_process("fedc2i", SITES[:2], rounds=2))
+    assert "Scans has joined" in done.stderr
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 2 * 2 * 2 * 4  # rounds, sites, points, metrics
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run" / "models").exists()
+
+
+# A federation as it is really set up, site by site.
+
+
+class Federation:
+    """Folders of a coordinator and of some sites on loopback."""
+
+    def __init__(self, folder: Path, sites: tuple[str, ...], port: int) -> None:
+        self.folder, self.names = folder, sites
+        self.coordinator = folder / "coordinator"
+        words = ("--host", "localhost", "--port", str(port))
+        assert command("coordinator", "init", str(self.coordinator), *words).returncode == 0
+        for name in sites:
+            self.add(name, port)
+            self.admit(name)
+
+    def add(self, name: str, port: int) -> None:
+        words = ("--name", name, "--data", "embedded", "--client", name, "--coordinator", f"127.0.0.1:{port}")
+        words += ("--ca", str(self.coordinator / "ca.crt"))
+        done = command("site", "init", str(self.folder / name), *words)
+        assert done.returncode == 0, done.stderr
+
+    def admit(self, name: str) -> None:
+        done = command("coordinator", "admit", str(self.coordinator), str(self.folder / name / f"{name}.csr"))
+        assert done.returncode == 0, done.stderr
+
+    @contextmanager
+    def site(self, name: str) -> Iterator[subprocess.Popen[str]]:
+        log = (self.folder / f"{name}.out").open("w")
+        running = subprocess.Popen(
+            [*PROGRAM, "site", "start", str(self.folder / name)], stdout=log, stderr=log, text=True
+        )
+        try:
+            yield running
+        finally:
+            running.terminate()
+            running.wait(60)
+            log.close()
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        log = (self.folder / "coordinator.out").open("a")
+        return subprocess.Popen(
+            [*PROGRAM, "coordinator", "start", str(self.coordinator), *words], stdout=log, stderr=log, text=True
+        )
+
+    def said(self) -> str:
+        return (self.folder / "coordinator.out").read_text()
+
+    def run_folder(self) -> Path:
+        (only,) = (self.coordinator / "runs").iterdir()
+        return only
+
+
+def until(what: Callable[[], Any], limit: float = 300.0) -> None:
+    end = time.monotonic() + limit
+    while not what():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.2)
+
+
+def node_of(folder: Path) -> list[int]:
+    """The processes of a site's SuperNode: those that name its folder, but for `fedc2i site start` itself."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(b"--superlink" in word for word in words) and str(folder).encode() in b" ".join(words):
+            found.append(int(path.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedc2i"])
+def test_five_sites_give_the_numbers_of_the_in_process_engine(method: str, tmp_path: Path) -> None:
+    done = command("flower-local", method, "--sites", "5", "--rounds", "3", "--out", str(tmp_path / "run"), "--json")
+    assert done.returncode == 0, done.stderr
+    (only,) = json.loads(done.stdout)["results"].values()
+    assert_same_accuracies(only, in_process(method, SITES, rounds=3))
+
+
+@pytest.mark.slow
+def test_a_site_killed_in_the_middle_of_a_round_does_not_stop_it_and_is_taken_back(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, SITES[:3], _free_port())
+    with federation.site(SITES[0]), federation.site(SITES[1]), federation.site(SITES[2]):
+        running = federation.start("fedc2i", "--rounds", "40", "--deadline", "120")
+        try:
+            until(lambda: "round 2/40" in federation.said())
+            for process in node_of(tmp_path / SITES[2]):
+                os.kill(process, signal.SIGKILL)
+            until(lambda: f"goes on without {SITES[2]}" in federation.said())
+            until(lambda: f"{SITES[2]} takes part again" in federation.said())
+        finally:
+            running.send_signal(signal.SIGINT)
+            assert running.wait(60) == 130
+    assert "Traceback" not in federation.said()
+
+
+@pytest.mark.slow
+def test_a_coordinator_killed_in_the_middle_goes_on_by_the_same_command(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, SITES[:2], _free_port())
+    words = ("fedc2i", "--rounds", "8")
+    with federation.site(SITES[0]), federation.site(SITES[1]):
+        running = federation.start(*words)
+        until(lambda: "round 3/8" in federation.said())
+        running.kill()
+        running.wait()
+        again = federation.start(*words)
+        assert again.wait(300) == 0, federation.said()
+    assert "goes on behind round" in federation.said()
+    assert_same_accuracies(summary(federation.run_folder()), in_process("fedc2i", SITES[:2], rounds=8))
+    trained = [path.name for path in (tmp_path / SITES[0] / "state").glob("*/*.safetensors")]
+    assert {"received.safetensors", "trained.safetensors"} <= set(trained)
+
+
+@pytest.mark.slow
+def test_a_site_that_was_not_admitted_stays_outside(tmp_path: Path) -> None:
+    port = _free_port()
+    federation = Federation(tmp_path, SITES[:2], port)
+    federation.add(SITES[2], port)
+    with federation.site(SITES[0]), federation.site(SITES[1]), federation.site(SITES[2]):
+        assert federation.start("fedavg", "--rounds", "2").wait(200) == 0, federation.said()
+    assert summary(federation.run_folder())["clients"] == sorted(SITES[:2])
+    assert "refused it: its key is not registered" in (tmp_path / f"{SITES[2]}.out").read_text()
+
+
+def _free_port() -> int:
+    from fedc2i.deploy.launch import free_port
+
+    return free_port()
