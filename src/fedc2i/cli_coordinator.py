@@ -92,7 +92,7 @@ def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The site's 
     from fedc2i.deploy.folders import read_coordinator
 
     coordinator.remove(read_coordinator(folder, ready=False), name)
-    typer.echo(f"{name} is removed.")
+    typer.echo(f"{name} is removed, from the coordinator's next start on.")
 
 
 @app.command()
@@ -127,9 +127,7 @@ def start(
     rounds: Rounds = None,
     seeds: Seeds = None,
     topology: Topology = None,
-    classes: Annotated[
-        str | None, typer.Option(help="The classes, e.g. cat,dog; by default the sites'.")
-    ] = None,
+    classes: Annotated[str | None, typer.Option(help="The classes, e.g. cat,dog; by default the sites'.")] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the sites at the start.")] = 300.0,
     deadline: Deadline = 600.0,
     min_sites: MinSites = 2,

@@ -94,7 +94,9 @@ def flower_local(
         say(line)
     folder = new_folder(out, f"{slug(plan.key)}-{slug(federation.name)}-flower")
     say(f"Writing to {folder}")
-    job = Job(folder.absolute(), absolute(method), settings, classes=federation.classes, policy=policy)
+    job = Job(
+        folder.absolute(), absolute(method), absolute_settings(settings), classes=federation.classes, policy=policy
+    )
     with tempfile.TemporaryDirectory() as temporary:
         kept = Path(temporary) / "federation" if keep is None else new_folder(keep)
         run_locally(
@@ -117,10 +119,18 @@ def flower_app() -> None:
     print(APP)
 
 
-def absolute(method: str) -> str:
-    """A method from a file, with the file's full path: the run's program works in another folder."""
-    file, found, rest = method.partition(".py:")
-    return f"{Path(file).absolute()}.py:{rest}" if found else method
+def absolute(name: str) -> str:
+    """A method or model from a file, with the file's full path: the run's program works in another folder."""
+    file, found, rest = name.partition(".py:")
+    return f"{Path(file).absolute()}.py:{rest}" if found else name
+
+
+def absolute_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same for a model from a file, and for a topology's."""
+    found = {"model": absolute(str(settings["model"]))} if settings.get("model") else {}
+    if Path(topology := str(settings.get("topology", ""))).is_file():
+        found["topology"] = str(Path(topology).absolute())
+    return {**settings, **found}
 
 
 def require_flower() -> None:
@@ -143,7 +153,7 @@ def settings_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
     kind, name, own = parse(method)
     config = make(kind, {**values, **own, "method": name})
     kind(**config.options)
-    return values
+    return absolute_settings(values)
 
 
 def folder_of(job: Job, out: Path | None, parent: Path) -> Path:
@@ -158,7 +168,7 @@ def folder_of(job: Job, out: Path | None, parent: Path) -> Path:
     for folder in sorted(parent.glob("*")):
         if replace(job, out=folder).is_begun:
             return folder
-    stem, number = slug(job.method), 1
-    while (parent / f"{stem}-{number:03d}").exists():
+    stem, number = slug(Path(job.method).name), 1
+    while (folder := parent / f"{stem}-{number:03d}").exists() and any(folder.iterdir()):
         number += 1
-    return new_folder(parent / f"{stem}-{number:03d}")
+    return new_folder(folder)

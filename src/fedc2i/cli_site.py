@@ -58,10 +58,11 @@ def init(
     typer.echo(f"key of {name}: {site.own_fingerprint(made)}")
     typer.echo(f"Send {made.request} to the coordinator, and tell them the key's SHA-256 by another way.")
     if authority is None:
-        typer.echo(f"Put the coordinator's ca.crt into {made.folder}.")
+        typer.echo(f"Put the coordinator's ca.crt into {made.folder}; compare its SHA-256 with what they told you.")
         return
     for line in tls.describe(tls.read_certificate(authority, str(ca))):
         typer.echo(f"ca.crt: {line}")
+    typer.echo("Compare this SHA-256 with what the coordinator told you by another way.")
 
 
 @app.command()

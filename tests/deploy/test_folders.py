@@ -78,7 +78,7 @@ def test_a_site_is_made(tmp_path: Path, federation: Federation, monkeypatch: pyt
     assert "no client 'd', allowed are a, b, c" in problem("site", "init", folder, *common, "--client", "d")
     assert not folder.exists()
     printed = run("site", "init", "deep/a", *common, "--client", "b", "--image-size", "12")
-    assert "1 clients, 4 classes, images 12x12; train/validation/test: hospital-a 20/0/9" in printed
+    assert "1 client, 4 classes, images 12x12; train/validation/test: hospital-a 20/0/9" in printed
     assert f"Send {folder / 'hospital-a.csr'} to the coordinator" in printed
     assert f"Put the coordinator's ca.crt into {folder}" in printed
     request = keys.read_request((folder / "hospital-a.csr").read_bytes())

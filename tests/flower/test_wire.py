@@ -142,6 +142,7 @@ HOSTILE: dict[str, Callable[[], Any]] = {
     "missing array": lambda: record([W]),
     "extra array": lambda: record([W], float32=THREE, int64=np.ones(1, dtype=np.int64)),
     "array of no type": lambda: record([W], float32=THREE, evil=THREE),
+    "empty array of no type": lambda: record([W], float32=THREE, int8=np.zeros(0, dtype=np.int8)),
     "array of objects": lambda: record([["w", "object", "object", [3]]], object=THREE),
     "array without an entry": lambda: record([], float32=THREE),
     "entry too few": lambda: record([["w", "float32", "float32", [2]]], float32=THREE),

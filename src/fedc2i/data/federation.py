@@ -149,8 +149,9 @@ class Federation:
             f", and {len(sizes) - MOST_NAMED} more" if len(sizes) > MOST_NAMED else ""
         )
         height, width = self.image_shape[1:]
+        many = "s" * (len(self.clients) != 1)
         lines = [
-            f"{self.name}: {len(self.clients)} clients, {len(self.classes)} classes, images {height}x{width}; "
+            f"{self.name}: {len(self.clients)} client{many}, {len(self.classes)} classes, images {height}x{width}; "
             f"train/validation/test: {shown}"
         ]
         trained = {client.name: set(client.train.y.tolist()) for client in self.clients}

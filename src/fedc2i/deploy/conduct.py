@@ -15,7 +15,7 @@ from fedc2i.deploy.coordinator import admitted
 from fedc2i.deploy.folders import Coordinator
 from fedc2i.deploy.launch import Environment
 from fedc2i.deploy.processes import SuperLink, Tls
-from fedc2i.engine.flower.lead import Job
+from fedc2i.engine.flower.lead import JOB, Job
 from fedc2i.engine.flower.setup import files
 from fedc2i.errors import UserError
 from fedc2i.runs import write_atomically
@@ -33,11 +33,11 @@ def conduct(link: SuperLink, job: Job, say: Callable[[str], None]) -> None:
     """
     for run in link.control.stop_all():
         say(f"stopped run {run}, which was left over from before")
-    write_atomically(job.out / "job.json", job.to_json().encode())
+    write_atomically(job.out / JOB, job.to_json().encode())
     log = job.out / "log.txt"
     told = log.stat().st_size if log.exists() else 0
     with _app(job) as app:
-        run = link.control.run(app, {"job": str((job.out / "job.json").absolute())})
+        run = link.control.run(app, {"job": str((job.out / JOB).absolute())})
         while not (now := link.control.status(run)).is_finished:
             if not link.is_alive():
                 raise UserError(f"the SuperLink ended: {link.tail()} (log: {link.log})")
@@ -103,8 +103,14 @@ def open_link(own: Coordinator, insecure: bool = False, forced: bool = False) ->
         forced=forced,
     )
     link.start()
+    if insecure:
+        return link
     try:
-        if not insecure:
+        if not _register(link, own):
+            link.stop()
+            for path in own.state.glob("superlink.db*"):
+                path.unlink()
+            link.start()
             _register(link, own)
     except BaseException:
         link.stop()
@@ -112,10 +118,22 @@ def open_link(own: Coordinator, insecure: bool = False, forced: bool = False) ->
     return link
 
 
-def _register(link: SuperLink, own: Coordinator) -> None:
+def _register(link: SuperLink, own: Coordinator) -> bool:
+    """Registers the admitted sites and no others.
+
+    Returns:
+        False if the SuperLink remembers one of the keys as removed: it never takes such a key again, so it has to
+        forget everything.
+    """
     wanted = {name: public_key(own.sites / f"{name}.pub") for name in admitted(own)}
     for node in link.control.nodes():
         if wanted.get(node.name) != node.public_key:
             link.control.unregister(node.name)
     for name, key in wanted.items():
-        link.control.register(key, name)
+        try:
+            link.control.register(key, name)
+        except UserError as error:
+            if "already in use" in str(error):
+                return False
+            raise
+    return True

@@ -64,7 +64,10 @@ class SuperLink(Program):
         if tls is None and auth:
             raise UserError("authentication of sites needs tls=(ca, certificate, key)")
         if not (tls and auth) and not is_loopback(host) and not forced:
-            raise UserError(f"host={host}: only 127.0.0.1 may go without certificates and authentication")
+            raise UserError(
+                f"{host}: plain text without authentication is for 127.0.0.1 alone; --force allows it, and then "
+                "whoever reaches the port can run code at every site"
+            )
         for path in tls or ():
             if not path.is_file():
                 raise UserError(f"no such file: {path} (of the server's tls=(ca, certificate, key))")
@@ -159,7 +162,9 @@ class SuperNode(Program):
         if not host or not superlink.rpartition(":")[2].isdigit():
             raise UserError(f"superlink={superlink!r}: write it as host:port")
         if root_certificates is None and (private_key or not (forced or is_loopback(host))):
-            raise UserError(f"superlink={superlink}: needs root_certificates; only 127.0.0.1 may go without them")
+            raise UserError(
+                f"superlink={superlink}: needs root_certificates; plain text is for 127.0.0.1 alone, unless forced"
+            )
         for path in (root_certificates, private_key):
             if path and not path.is_file():
                 raise UserError(f"no such file: {path}")

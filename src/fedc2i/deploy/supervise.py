@@ -40,8 +40,8 @@ def _until_signal(stop: threading.Event) -> Iterator[None]:
 def _why(node: SuperNode) -> str:
     if (reason := node.refused()) is not None:
         return (
-            f"the SuperLink refused it: its key is not registered there, or its earlier session has not run out "
-            f"yet, which takes up to a minute ({reason or 'no reason given'})"
+            f"the coordinator did not let it in ({reason or 'no reason given'}); if its key is admitted and its "
+            f"ca.crt the coordinator's, its earlier session has not run out yet, which takes up to a minute"
         )
     return f"it ended with code {node.exit_code}: {node.tail(2)} (log: {node.log})"
 

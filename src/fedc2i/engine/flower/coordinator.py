@@ -73,6 +73,7 @@ class Coordinator:
         """
         self._names, self._policy, self._run, self._setup, self._say = tuple(samples), policy, run, setup, say
         self._fleet = fleet
+        fleet.forget()
         self._gatherer = Gatherer(fleet, self._names, policy, say, self._take_late, on_client)
         self._recipe, self._settings = assignment.recipe, assignment.settings
         recipe, settings = assignment.recipe, assignment.settings

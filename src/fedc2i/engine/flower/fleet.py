@@ -19,6 +19,7 @@ from fedc2i.errors import UserError
 GREETING, WORK = "query", "train"  # Flower's kinds of messages
 _LOOK = 1.0  # seconds between looks for new nodes
 _AGAIN = 20.0  # seconds until a node that did not introduce itself is asked again
+_LOST = (3, 4, 5)  # Flower's codes for a message that did not arrive, in either direction
 
 
 class Grid(Protocol):
@@ -39,12 +40,13 @@ class Grid(Protocol):
 
 @dataclass(frozen=True)
 class Mail:
-    """A site's reply: its content, or why there is none."""
+    """A site's reply: its content, or why there is none, and whether it was only lost on the way."""
 
     site: str
     round: int
     content: RecordDict | None
     problem: str = ""
+    is_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Fleet:
         self._online: dict[int, bytes] = {}  # nodes and their keys
         self._open: dict[str, _Letter] = {}
         self._greeted: dict[int, float] = {}  # when to greet them again
+        self._refused: set[tuple[int, str]] = set()
         self._looked = 0.0
         self.welcome: Callable[[Introduction], None] = lambda _: None  # may refuse, with a `UserError`
 
@@ -85,6 +88,21 @@ class Fleet:
     def ask(self, site: str, content: RecordDict, round: int) -> None:
         """Sends a site its task."""
         self._send(WORK, self._nodes[site], content, _Letter(self._nodes[site], site, round))
+
+    def dismiss(self, site: str, error: UserError) -> None:
+        """Leaves out a site that has introduced itself."""
+        self.sites.pop(site, None)
+        self._refuse(self._nodes.pop(site), error)
+
+    def _refuse(self, node: int, error: UserError) -> None:
+        """Says why a site is left out, once: it will be asked again."""
+        if (node, str(error)) not in self._refused:
+            self._refused.add((node, str(error)))
+            self._say(f"a site is left out: {error}")
+
+    def forget(self) -> None:
+        """Another run begins: what sites were asked before is of no use to it, nor are their answers."""
+        self._open = {key: letter for key, letter in self._open.items() if letter.site is None}
 
     def collect(self) -> list[Mail]:
         """What has come since the last time; meets nodes that are new."""
@@ -99,9 +117,13 @@ class Fleet:
             content = reply.content if reply.has_content() else None
             problem = "" if content is not None else _explain(reply.error)
             if letter.site is None:
-                self._meet(letter.node, content, problem)
+                if content is None and reply.error.code in _LOST:
+                    self._greeted[letter.node] = 0.0  # if it is there still, it is greeted again
+                else:
+                    self._meet(letter.node, content, problem)
             else:
-                mails.append(Mail(letter.site, letter.round, content, problem))
+                lost = content is None and reply.error.code in _LOST
+                mails.append(Mail(letter.site, letter.round, content, problem, lost))
         return mails
 
     def _look(self) -> None:
@@ -133,7 +155,7 @@ class Fleet:
                 raise UserError(f"it says it is '{who.name}', which is online already")
             self.welcome(who)
         except UserError as error:
-            self._say(f"a site is left out: {error}")
+            self._refuse(node, error)
             return
         returned = who.name in self._nodes
         self.sites[who.name] = who

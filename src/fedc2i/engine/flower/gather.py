@@ -13,6 +13,8 @@ from fedc2i.engine.flower.fleet import Fleet, Mail
 from fedc2i.engine.flower.tasks import Answer, Task
 from fedc2i.errors import UserError
 
+AGAIN = 2  # times that a site is asked again in a round when a message was lost
+PAUSE = 10.0  # seconds until sites that all failed are asked again
 TRIES = 10  # deadlines in a row without enough answers before the run ends
 
 
@@ -75,7 +77,8 @@ class Gatherer:
         Raises:
             UserError: if too few answer for too long.
         """
-        policy, waiting, asked = self._policy, set(tasks), set[int]()
+        policy, waiting, asked, lost = self._policy, set(tasks), set[int](), list[int]()
+        failed: set[int] = set()
         answers: dict[int, Answer] = {}
         trains = sum(task.train for task in tasks.values())
         needed = min(policy.min_sites, trains or len(tasks))
@@ -87,12 +90,21 @@ class Gatherer:
                     waiting.discard(client)
                     asked.add(client)
             for mail in self._fleet.collect():
-                self._sort(mail, number, asked, answers)
+                client = self._names.index(mail.site)
+                if mail.is_lost and mail.round == number and lost.count(client) < AGAIN:
+                    lost.append(client)  # if the site is there, it is asked again
+                    asked.discard(client)
+                    waiting.add(client)
+                    continue
+                if not self._sort(client, mail, number, asked, answers):
+                    failed.add(client)
                 if self._on_client is not None:
                     self._on_client(len(answers), len(tasks))
             enough = sum(tasks[client].train for client in answers) if trains else len(answers)
             if enough >= needed and (not asked or time.monotonic() > until):
                 break
+            if not asked and len(failed) == len(tasks):  # nobody is left to wait for
+                until = min(until, time.monotonic() + PAUSE)
             if time.monotonic() > until:
                 if tries == TRIES:
                     raise UserError(
@@ -100,15 +112,14 @@ class Gatherer:
                         f"{tries * policy.deadline:.0f} s; the same command goes on from the last round"
                     )
                 self._say(f"round {number}: {enough} of the {needed} sites needed have answered; waiting on")
-                waiting = set(tasks) - answers.keys() - asked
+                waiting, failed = set(tasks) - answers.keys() - asked, set()
                 until, tries = time.monotonic() + policy.deadline, tries + 1
             time.sleep(policy.poll)
         self._notice(number, tasks, answers, asked)
         return answers
 
-    def _sort(self, mail: Mail, number: int, asked: set[int], answers: dict[int, Answer]) -> None:
-        """A reply: to this round, to an earlier one, or of no use."""
-        client = self._names.index(mail.site)
+    def _sort(self, client: int, mail: Mail, number: int, asked: set[int], answers: dict[int, Answer]) -> bool:
+        """A reply: to this round, to an earlier one, or of no use; whether it was an answer."""
         if mail.round == number:
             asked.discard(client)
         try:
@@ -117,11 +128,12 @@ class Gatherer:
             answer = Answer.from_record(mail.content)
         except UserError as error:
             self._say(f"round {mail.round}: {mail.site} is left out: {error}")
-            return
+            return False
         if mail.round == number:
             answers[client] = answer
         elif self._late(client, answer, mail.round):
             self._say(f"{mail.site} answered round {mail.round} in round {number}; its model is used, with its age")
+        return True
 
     def _notice(self, number: int, tasks: Mapping[int, Task], answers: Mapping[int, Answer], asked: set[int]) -> None:
         """Says once who is missing, and who has returned."""

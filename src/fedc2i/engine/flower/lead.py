@@ -24,17 +24,18 @@ from fedc2i.engine.client import Recipe
 from fedc2i.engine.flower.coordinator import Coordinator
 from fedc2i.engine.flower.fleet import Fleet, Grid
 from fedc2i.engine.flower.gather import Policy
-from fedc2i.engine.flower.roster import assemble, in_common
+from fedc2i.engine.flower.roster import assemble, in_common, refuse_misfits
 from fedc2i.engine.flower.setup import describe
 from fedc2i.engine.flower.site import Assignment
 from fedc2i.engine.flower.tasks import Introduction
-from fedc2i.engine.rounds import Round
+from fedc2i.engine.rounds import Point, Round
 from fedc2i.errors import UserError
 from fedc2i.plans import Plan, prepare
 from fedc2i.report import figures
 from fedc2i.results import Result
 from fedc2i.runs import RunFolder, to_json, write_atomically, writing
 
+JOB = "job.json"  # what was asked for
 _RUN = "run.json"  # who takes part, and how sites call the run
 
 
@@ -74,10 +75,10 @@ class Job:
     def is_begun(self) -> bool:
         """Whether its folder holds this very run, unfinished."""
         try:
-            begun = json.loads((self.out / _RUN).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            begun = Job.from_json((self.out / JOB).read_text(encoding="utf-8"))
+        except (OSError, ValueError, KeyError, TypeError):
             return False
-        return isinstance(begun, dict) and begun.get("job") == self.digest and not self.is_finished
+        return begun.digest == self.digest and not self.is_finished
 
     @property
     def is_finished(self) -> bool:
@@ -103,6 +104,7 @@ def lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
         UserError: if too few sites answer, or the folder is of another run.
     """
     if job.is_finished:
+        _tidy(job.out)
         raise UserError(f"{job.out}: this run is finished; choose another --out")
     say = _logged(say, job.out / "log.txt")
     try:
@@ -116,6 +118,8 @@ def _lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
     keys = {_pem(line): name for name, line in job.keys.items()} or None
     fleet = Fleet(grid, say, keys, ttl=2 * job.policy.deadline + 60)
     run, federation = _resume(job, fleet, say) or _begin(job, fleet, say)
+    write_atomically(job.out / JOB, job.to_json().encode())
+    refuse_misfits(fleet, federation)
     plan = prepare([job.method], {**job.settings, **job.policy.settings(), "device": "cpu"}, federation)[0]
     files = RunFolder(job.out, federation.names)
     files.begin(plan.config)
@@ -124,10 +128,15 @@ def _lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
         _lead_seed(fleet, plan, job, f"{run}-seed{seed}", seed, result, files, say)
     figures.draw_run(result, job.out)
     files.finish(result)
-    for name in ("checkpoints", "rounds"):  # the sites' uploads are not kept longer than needed
-        shutil.rmtree(job.out / name, ignore_errors=True)
+    _tidy(job.out)
     say(f"finished: {result!r}")
     return result
+
+
+def _tidy(out: Path) -> None:
+    """Removes what only an unfinished run needs; the sites' uploads are not kept longer than that."""
+    for name in ("checkpoints", "rounds"):
+        shutil.rmtree(out / name, ignore_errors=True)
 
 
 def _lead_seed(
@@ -167,12 +176,18 @@ def _lead_seed(
 
 
 def _line(report: Round, rounds: int, elapsed: float) -> str:
-    scores = "".join(f", {point} {report.mean(point):.2f} %" for point in report.metrics)
+    scores = "".join(f", {point} {report.mean(point):.2f} %{_of(report, point)}" for point in report.metrics)
     size = f"{report.bytes_up / 1e6:.2f} MB up and {report.bytes_down / 1e6:.2f} MB down a site"
     return (
         f"seed {report.seed}, round {report.round}/{rounds}: {len(report.participants)} sites{scores}; "
         f"{report.seconds:.1f} s, {size}; {elapsed:.0f} s in all"
     )
+
+
+def _of(report: Round, point: Point) -> str:
+    """How many sites a mean is over, where it is not the number of those that trained."""
+    scored = sum(bool(own) for own in report.metrics[point])
+    return "" if scored == len(report.participants) else f" (of {scored})"
 
 
 def _begin(job: Job, fleet: Fleet, say: Callable[[str], None]) -> tuple[str, RemoteFederation]:

@@ -59,7 +59,7 @@ def in_common(
     classes: Sequence[str],
     say: Callable[[str], None],
 ) -> RemoteFederation:
-    """The sites as a federation; those that do not fit the first one are refused later, when they are given work.
+    """The sites as a federation, with images of the first one's size; see `refuse_misfits` for the others.
 
     Args:
         there: the sites that introduced themselves.
@@ -73,11 +73,6 @@ def in_common(
         if len(found) > 1:
             say(f"the sites have different classes; the run has all {len(classes)} of them: {', '.join(classes)}")
     shape = there[0].image
-    for own in there:
-        if own.image != shape:
-            say(
-                f"{own.name} has images of {_size(own.image)}, but {there[0].name} of {_size(shape)}; all need one size"
-            )
     return RemoteFederation(
         "sites",
         blank_clients(names, shape, [own.name for own in there if not own.samples["validation"]]),
@@ -85,6 +80,22 @@ def in_common(
         notes=("The data lies at the sites; sizes are as they say.",),
         sizes={own.name: own.samples for own in there},
     )
+
+
+def refuse_misfits(fleet: Fleet, federation: RemoteFederation) -> None:
+    """Leaves out sites whose images have another size than the run's, those there and those to come."""
+
+    def check(who: Introduction) -> None:
+        if who.image != federation.image_shape:
+            own, needed = _size(who.image), _size(federation.image_shape)
+            raise UserError(f"{who.name} has images of {own}, the run of {needed}; its site.toml can set image_size")
+
+    fleet.welcome = check
+    for who in list(fleet.sites.values()):
+        try:
+            check(who)
+        except UserError as error:
+            fleet.dismiss(who.name, error)
 
 
 def _size(image: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         lead(grid, job_of(dict(context.run_config)), lambda line: print(f"fedc2i: {line}", flush=True))
     except UserError as error:
-        raise SystemExit(f"fedc2i: error: {error}") from None
+        raise RuntimeError(str(error)) from None  # on another exception Flower takes a minute to see the end
 
 
 def job_of(values: dict[str, Any]) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -150,13 +151,26 @@ def _assignment(world: Any) -> Callable[[Task], tuple[Assignment, tuple[str, ...
     return find
 
 
+def _reach(address: str | None) -> None:
+    """Refuses an address where nobody listens; Ray itself would try for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(f"Ray at '{address}': no cluster answers there ({error})") from None
+
+
 @contextmanager
 def _ray(address: str | None) -> Iterator[None]:
     """Ray for the time of a run, started here or joined; Flower's and Ray's own lines are kept off the screen."""
+    _reach(address)
     flower = logging.getLogger("flwr")
     before = flower.level
     flower.setLevel(logging.ERROR)
-    arguments: dict[str, Any] = {"num_cpus": cores()} if address is None else {"address": address}
+    here = {"address": "local", "num_cpus": cores()}  # also beside a cluster that runs already
+    arguments: dict[str, Any] = here if address is None else {"address": address}
     try:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **arguments)
     except (ConnectionError, ValueError, RuntimeError) as error:
