@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from fedc2i import UserError, plans, run
 from fedc2i.config import MOST_SEEDS, Config, make, parse_seeds, read_toml, run_settings
 from fedc2i.data.federation import Federation
+from fedc2i.methods import Method
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.options import options_of
 from fedc2i.plans import Plan, prepare
@@ -299,8 +300,9 @@ odd_text = st.text(st.characters(exclude_characters="/.", exclude_categories=())
 
 
 @given(source=sources, argument=odd_text, data_dir=odd_text, method=odd_text)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_name_or_path_raises_anything_else(source: str, argument: str, data_dir: str, method: str) -> None:
+    assume(method not in Method.registry)  # hypothesis takes words from the source as well
     for wanted, asked in (
         (["local"], {"data": f"{source}:{argument}", "data_dir": data_dir}),
         (["local"], {"data": f"{source}:~{argument}", "data_dir": f"~{data_dir}"}),

@@ -162,9 +162,7 @@ class SuperNode(Program):
         if not host or not superlink.rpartition(":")[2].isdigit():
             raise UserError(f"superlink={superlink!r}: write it as host:port")
         if root_certificates is None and (private_key or not (forced or is_loopback(host))):
-            raise UserError(
-                f"superlink={superlink}: needs root_certificates; plain text is for 127.0.0.1 alone, unless forced"
-            )
+            raise UserError(f"{superlink}: a certificate is needed; plain text is for 127.0.0.1 alone, unless forced")
         for path in (root_certificates, private_key):
             if path and not path.is_file():
                 raise UserError(f"no such file: {path}")
