@@ -1,7 +1,7 @@
 """Influence-oriented personalised federated learning: each site measures whose knowledge helps it.
 
 `run` and `compare` run methods on a `Federation` of clients; `load` and `from_arrays` make one. A new method is a
-subclass of `Method`, a new model comes from `split`.
+subclass of `Method`, a new model comes from `split`. `read_run` and `read_model` read a run folder back.
 """
 
 from fedc2i.api import compare, run
@@ -11,6 +11,7 @@ from fedc2i.influence import class_losses, client_losses, influence
 from fedc2i.methods import Download, Method, Phase, Probe, Site, Uploads
 from fedc2i.models import Model, split
 from fedc2i.options import option
+from fedc2i.readback import read_run
 from fedc2i.results import Result, Score
 from fedc2i.runs import read_model
 from fedc2i.training import Batch
@@ -40,6 +41,7 @@ __all__ = [
     "load",
     "option",
     "read_model",
+    "read_run",
     "run",
     "split",
 ]
