@@ -74,6 +74,9 @@ class Config:
         check_at_least(self, 1, "min_sites")
         if not 0 < self.deadline < MOST_SECONDS:
             raise UserError(f"deadline must be a number of seconds above 0, got {self.deadline}")
+        for name in ("executor", "workers", "clients_at_once"):
+            if self.engine != "inprocess" and getattr(self, name) != options_of(Config)[name].default:
+                raise UserError(f"{name}={getattr(self, name)} is for engine=inprocess")
         for name in ("ray_address", "wire", "deadline", "min_sites"):
             if self.engine == "inprocess" and getattr(self, name) != options_of(Config)[name].default:
                 raise UserError(f"{name}={getattr(self, name)} is for engine=flower-sim and real sites")

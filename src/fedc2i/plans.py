@@ -91,7 +91,9 @@ class Plan:
             from fedc2i.engine.flower.gather import Policy
 
             policy = Policy(self.config.deadline, self.config.min_sites, self.config.wire == "float16", poll=0.05)
-            simulation.federate(*run, policy, self.config.ray_address, on_round, on_client)
+            say = getattr(observer, "say", lambda line: None)
+            device = self.config.torch_device()
+            simulation.federate(*run, policy, self.config.ray_address, device, on_round, on_client, say)
         else:
             result.outcomes = federate(*run, self.config.torch_device(), on_round, on_client)
         result.rounds.sort(key=lambda report: self.config.seeds.index(report.seed))

@@ -76,6 +76,10 @@ class ProgressView:
                 soft_wrap=True,
             )
 
+    def say(self, line: str) -> None:
+        """A line of an engine, e.g. of a site that is missing."""
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
     def _accuracy(self) -> str:
         if not self._last:
             return ""

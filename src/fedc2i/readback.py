@@ -66,7 +66,7 @@ def read_run(folder: Path) -> Result:
 
 
 def read_rounds(folder: Path, names: tuple[str, ...], seed: int, complete: bool = True) -> list[Round]:
-    """A seed's rounds from its run folder; times are means over the run, bytes those of its last round.
+    """A seed's rounds from its run folder; times and bytes are means over the run.
 
     Args:
         folder: the run's.

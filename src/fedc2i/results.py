@@ -123,6 +123,16 @@ class Result:
         """Of all rounds together."""
         return sum(report.seconds for report in self.rounds)
 
+    @property
+    def bytes_up(self) -> int:
+        """What a client that trained sent in a round, on average over rounds."""
+        return round(float(np.mean([report.bytes_up for report in self.rounds])))
+
+    @property
+    def bytes_down(self) -> int:
+        """What it received; with `top_k` rounds differ."""
+        return round(float(np.mean([report.bytes_down for report in self.rounds])))
+
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` holds: scores at both points, cost, versions and data checksums."""
         return {
@@ -140,8 +150,8 @@ class Result:
             "points": {point: self._point(point) for point in POINTS},
             "seconds": round(self.seconds, 3),
             "seconds_per_round": round(self.seconds / len(self.rounds), 4),
-            "bytes_up_per_client_round": self.rounds[-1].bytes_up,
-            "bytes_down_per_client_round": self.rounds[-1].bytes_down,
+            "bytes_up_per_client_round": self.bytes_up,
+            "bytes_down_per_client_round": self.bytes_down,
             "refused": [
                 {"seed": report.seed, "round": report.round, "clients": list(report.refused)}
                 for report in self.rounds

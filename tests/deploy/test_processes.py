@@ -153,13 +153,13 @@ def test_variables_are_ours_and_foreign_flower_settings_are_left_out(
 ) -> None:
     monkeypatch.setenv("FLWR_INTERNAL_GRPC_FLEET_API", "1")
     monkeypatch.setenv("no_proxy", "example.org")
-    told = Environment(tmp_path, {"EXTRA": "1"}).variables()
+    told = Environment(tmp_path, "10.1.2.3").variables()
     assert "FLWR_INTERNAL_GRPC_FLEET_API" not in told
     assert told["FLWR_HOME"] == str(tmp_path)
     assert told["FLWR_TELEMETRY_ENABLED"] == "0"
     assert told["NO_PROXY"].startswith("example.org,127.0.0.1")
     assert told["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
-    assert told["EXTRA"] == "1"
+    assert told["NO_PROXY"].endswith(",10.1.2.3")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from fakes import FakeGrid, FakeNode, identity, node  # noqa: F401
 from flwr.app import Context, Message, RecordDict
 
-from fedc2i import Federation, Result, UserError, run
+from fedc2i import Federation, Result, UserError, journal, run
 from fedc2i.data.federation import Client
 from fedc2i.deploy.site import make_site
 from fedc2i.engine.flower import client_app
@@ -26,7 +26,7 @@ from fedc2i.engine.flower.gather import Policy
 from fedc2i.engine.flower.lead import Job, lead
 from fedc2i.engine.flower.server_app import job_of
 from fedc2i.engine.flower.setup import understand
-from fedc2i.engine.rounds import POINTS
+from fedc2i.engine.rounds import POINTS, Round
 from fedc2i.readback import read_run
 from helpers import files_below, is_drawn, write_arrays
 
@@ -484,3 +484,23 @@ def test_an_answer_to_an_earlier_seed_is_of_no_use_to_the_next(tmp_path: Path, f
     want = in_process(federation, rounds=2, seeds=(1,))
     assert result.last(0).participants == ("a", "b")
     assert_same(result.only(1), want)
+
+
+def test_a_seed_that_was_finished_is_not_scored_again(tmp_path: Path, federation: Federation) -> None:
+    """Seed 1 is cut off; when it goes on, one site is gone, which must not change what seed 0 ended with."""
+    wanted = job(tmp_path, settings={"seeds": "0,1", "rounds": 2})
+    grid = grid_of(federation)
+    crash_at(grid, 3 * 3 + 2)  # two rounds and the last exchange of three sites, and into the next seed
+    with pytest.raises(CrashError):
+        lead(grid, wanted, lambda line: None)
+    before = journal_of(tmp_path, 0)
+    assert before
+    again = grid_of(federation)
+    del again.nodes[max(again.nodes)]
+    result = lead(again, wanted, lambda line: None)
+    assert [own.metrics for own in result.rounds if own.seed == 0] == [own.metrics for own in before]
+
+
+def journal_of(out: Path, seed: int) -> list[Round]:
+    folder = out / "rounds" / f"seed{seed}"
+    return journal.read(folder, len(list(folder.glob("round*.npz"))) + 1)

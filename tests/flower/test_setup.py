@@ -81,7 +81,7 @@ def test_every_method_is_understood(name: str) -> None:
         ("fedavg", {"epochs": 3, "batch_size": 7, "init": "independent", "clients_per_round": "50%"}),
         ("fedavg", {"clients_per_round": 1, "evaluate_every": 2, "patience": 3, "topology": "ring", "threads": 2}),
         ("fedavg", {"seeds": "0-9", "wire": "float16", "deadline": 5, "min_sites": 2}),
-        ("fedavg", {"executor": "workers", "workers": 2, "clients_at_once": 3, "device": "cpu"}),
+        ("fedavg", {"device": "cpu"}),
     ],
     ids=str,
 )
@@ -90,11 +90,11 @@ def test_options_and_settings_are_understood(method: str, more: dict[str, Any]) 
 
 
 def test_a_site_computes_by_itself_whatever_the_coordinator_would_do() -> None:
-    assert understand(describe(plan(executor="stacked"), 0))[0].settings.executor == "looped"
+    assert understand(describe(plan(), 0))[0].settings.executor == "looped"
 
 
 def test_what_is_no_business_of_the_sites_is_not_told() -> None:
-    text = describe(plan(seeds="7-9", workers=2, device="cpu"), 8)
+    text = describe(plan(seeds="7-9", device="cpu"), 8)
     said = json.loads(text)
     assert not {"data", "data_dir", "device", "seeds", "executor", "workers"} & said["settings"].keys()
     assert said["seed"] == 8

@@ -24,7 +24,7 @@ WHO = Introduction("Süd 1", {"train": 5, "validation": 0, "test": 2}, ("no", "y
 ANSWER = Answer(
     {"w": torch.tensor([1.5, -0.0]), "n": torch.tensor(3)},
     {"influence_vector": torch.tensor([0.25, 0.75])},
-    {"received": {"accuracy": 50.0, "loss": 0.1}, "trained": {"validation_accuracy/top-5": float("inf")}},
+    {"received": {"accuracy": 50.0, "loss": 0.1}, "trained": {"validation_loss/top-5": float("inf")}},
 )
 
 
@@ -63,7 +63,19 @@ def test_an_answer_arrives_and_says_how_much_travelled(half: bool) -> None:
     assert got.upload["n"] == 3
     assert torch.equal(got.report["influence_vector"], ANSWER.report["influence_vector"])
     assert got.metrics == ANSWER.metrics
-    assert got.bytes == sum(len(array.data) for array in record["upload"].values())
+    assert got.bytes == sum(len(array.data) for part in ("upload", "report") for array in record[part].values())
+
+
+@pytest.mark.parametrize("score", [float("nan"), -0.1, 100.1, float("inf")])
+def test_an_accuracy_that_is_none_is_refused(score: float) -> None:
+    with pytest.raises(UserError, match=r"'accuracy' = .* is no metric"):
+        Answer.from_record(Answer(metrics={"trained": {"accuracy": score}}).to_record(half=False))
+
+
+@pytest.mark.parametrize("name", ["", "Evil", "a b", "x" * 41, "a/b", "\ud800", "nul\0"])
+def test_diagnostics_of_odd_names_are_refused(name: str) -> None:
+    with pytest.raises(UserError):
+        Answer.from_record(Answer(report={name: torch.ones(2)}).to_record(half=False))
 
 
 def test_diagnostics_are_never_rounded() -> None:

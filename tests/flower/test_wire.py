@@ -18,7 +18,7 @@ pytest.importorskip("flwr.app")
 from fakes import identity, sent  # noqa: F401
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedc2i.engine.flower.wire import HEADER, MOST_AXES, one_line, pack, size, unpack
+from fedc2i.engine.flower.wire import HEADER, MOST_AXES, SMALL, one_line, pack, size, unpack
 from fedc2i.errors import UserError
 from fedc2i.params import Params
 
@@ -84,6 +84,10 @@ def test_an_unknown_type_is_refused_by_name() -> None:
 def test_half_precision_rounds_to_float16_and_arrives_as_float32(values: list[float]) -> None:
     wanted = torch.tensor(values, dtype=torch.float32)
     record = pack({"w": wanted}, half=True)
+    peak = float(wanted.abs().max()) if len(values) else 0.0
+    if 0.0 < peak < SMALL:
+        assert bits(unpack(record)["w"]) == bits(wanted)
+        return
     assert set(record) == {HEADER, "float16"}
     got = unpack(record)["w"]
     assert got.dtype == torch.float32

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import fedc2i.engine.flower
-from fedc2i.deploy.control import public_key
+from fedc2i.deploy.control import Run, public_key
 from fedc2i.deploy.coordinator import admitted
 from fedc2i.deploy.folders import Coordinator
 from fedc2i.deploy.launch import Environment
@@ -38,14 +38,24 @@ def conduct(link: SuperLink, job: Job, say: Callable[[str], None]) -> None:
     told = log.stat().st_size if log.exists() else 0
     with _app(job) as app:
         run = link.control.run(app, {"job": str((job.out / JOB).absolute())})
-        while not (now := link.control.status(run)).is_finished:
-            if not link.is_alive():
-                raise UserError(f"the SuperLink ended: {link.tail()} (log: {link.log})")
+        while (now := _status(link, run)) is None or not now.is_finished:
             told = _follow(log, told, say)
             time.sleep(_LOOK)
     _follow(log, told, say)
     if now.state != "completed" or not (job.out / "summary.json").is_file():
         raise UserError(f"the run has {now.state}: {_reason(log) or now.reason or link.tail()} (log: {link.log})")
+
+
+def _status(link: SuperLink, run: int) -> Run | None:
+    """Where the run is; none while a busy SuperLink does not answer."""
+    if not link.is_alive():
+        raise UserError(f"the SuperLink ended: {link.tail()} (log: {link.log})")
+    try:
+        return link.control.status(run)
+    except UserError:
+        if not link.is_alive():
+            raise UserError(f"the SuperLink ended: {link.tail()} (log: {link.log})") from None
+        return None
 
 
 def _follow(log: Path, told: int, say: Callable[[str], None]) -> int:
@@ -99,7 +109,7 @@ def open_link(own: Coordinator, insecure: bool = False, forced: bool = False) ->
         tls=None if insecure else Tls(own.authority, own.certificate, own.key),
         auth=not insecure,
         database=own.state / ("insecure.db" if insecure else "superlink.db"),
-        environment=Environment(own.state / "flwr"),
+        environment=Environment(own.state / "flwr", own.bind),
         forced=forced,
     )
     link.start()

@@ -76,7 +76,7 @@ class Control:
         from flwr.supercore.control import ControlHttpClient
         from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-        _bypass_proxies()
+        _bypass_proxies(self.address.rpartition(":")[0].strip("[]"))
         certificates = self.ca.read_bytes() if self.ca else None
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
         return ControlHttpClient.from_server_address(self.address, self.ca is None, certificates, [version])
@@ -170,7 +170,10 @@ class Control:
 
     def status(self, run: int) -> Run:
         """Where a run is."""
-        return _run(self._call("ListRuns", "ListRunsRequest", run_id=run).run_dict[run])
+        found = self._call("ListRuns", "ListRunsRequest", run_id=run).run_dict
+        if run not in found:
+            raise UserError(f"the SuperLink at {self.address} knows no run {run}")
+        return _run(found[run])
 
     def wait(self, run: int, limit: float, check: Callable[[], None] | None = None, every: float = 1.0) -> Run:
         """Waits until a run has finished, well or not; ``check`` is called in between and may raise.
@@ -239,8 +242,7 @@ def _reason(error: Any) -> str:
     return " ".join(filter(None, (f"{known.message}", known.public_details))).replace("\n", " ")
 
 
-def _bypass_proxies() -> None:
+def _bypass_proxies(host: str) -> None:
     """Calls to this machine never go through a proxy that the environment names."""
-    present = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if "127.0.0.1" not in present.split(","):
-        os.environ["no_proxy"] = ",".join(filter(None, (present, "127.0.0.1", "localhost", "::1")))
+    present = (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")
+    os.environ["no_proxy"] = ",".join(dict.fromkeys(filter(None, (*present, "127.0.0.1", "localhost", "::1", host))))

@@ -11,6 +11,7 @@ torch into the SuperLink, which has no use for it.
 from __future__ import annotations
 
 import ipaddress
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any
@@ -56,6 +57,11 @@ def main() -> None:
     from starlette.middleware import Middleware
 
     extensions.get_middleware = lambda: (Middleware(Gate),)
+    from flwr.superlink import main as superlink  # reads the line above
+
+    layers: list[Any] = [layer.cls for layer in superlink._get_middleware()]
+    if Gate not in layers:
+        sys.exit("this version of Flower has no place for the gate; the pinned one is needed")
     uvicorn.run = partial(uvicorn.run, timeout_graceful_shutdown=2)  # else it waits for sites to hang up
     flower_superlink()
 

@@ -13,8 +13,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,10 +30,15 @@ _NOISE = re.compile(r"^\s*(INFO|WARNING|ERROR|DEBUG)\s*:\s*|^\s*<?https?://\S+$"
 
 @dataclass(frozen=True)
 class Environment:
-    """What every Flower process finds around it; ``home`` is Flower's own folder, where it unpacks apps."""
+    """What every Flower process finds around it.
+
+    Attributes:
+        home: Flower's own folder, where it unpacks apps.
+        host: an address of this machine that its programs call each other by, and no proxy may come between.
+    """
 
     home: Path
-    extra: Mapping[str, str] = field(default_factory=dict)
+    host: str = LOOPBACK
 
     def variables(self) -> dict[str, str]:
         """Ours without settings of other Flower installations, with those that every process of ours needs."""
@@ -41,7 +46,8 @@ class Environment:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         here = str(Path(sys.executable).parent)  # Flower looks up the programs it starts along PATH
         threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
-        no_proxy = ",".join(filter(None, (kept.get("no_proxy") or kept.get("NO_PROXY"), LOOPBACK, "localhost", "::1")))
+        unproxied = (kept.get("no_proxy") or kept.get("NO_PROXY"), LOOPBACK, "localhost", "::1", self.host)
+        no_proxy = ",".join(filter(None, unproxied))
         return {
             **kept,
             **threads,
@@ -54,7 +60,6 @@ class Environment:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; else a second is lost with every message
-            **self.extra,
         }
 
 

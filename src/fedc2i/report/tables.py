@@ -270,13 +270,12 @@ def costs(results: Sequence[Result]) -> Table:
         ("Method", "Device", "up (kB)", "down (kB)", "seconds a round"),
     )
     for result in results:
-        last = result.rounds[-1]
-        sizes = (f"{last.bytes_up / 1000:.1f}", f"{last.bytes_down / 1000:.1f}")
+        sizes = (f"{result.bytes_up / 1000:.1f}", f"{result.bytes_down / 1000:.1f}")
         table.rows.append(Row((result.label, device.type, *sizes, f"{result.seconds / len(result.rounds):.3f}")))
     table.notes = [
-        "up and down: bytes of the tensors that one client sends and receives in one round; seconds: local training of "
-        "all clients, exchange, and evaluation in rounds that are scored. Seeds are computed side by side; this is the "
-        "share of one.",
+        "up and down: bytes of the tensors that one client sends and receives in a round, on average; seconds: local "
+        "training of all clients, exchange, and evaluation in rounds that are scored. Seeds are computed side by "
+        "side; this is the share of one.",
         *reconstructions(results),
     ]
     return table

@@ -34,11 +34,13 @@ class Home:
         client: its data, under the site's name.
         classes: the names of its labels.
         state: where it keeps its models; none: in the node's own state.
+        device: where it computes; none: a GPU if there is one.
     """
 
     client: Client
     classes: tuple[str, ...]
     state: Path | None = None
+    device: torch.device | None = None
 
     def introduction(self) -> Introduction:
         """What the coordinator learns of it."""
@@ -66,8 +68,8 @@ class Home:
                 Split(own.x, order[own.y]) for own in (client.train, client.validation, client.test)
             )
             client = Client(client.name, train, validation, test)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return ClientData.place(client, len(classes), device)
+        best = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return ClientData.place(client, len(classes), self.device or best)
 
 
 def make(

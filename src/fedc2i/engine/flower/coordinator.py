@@ -8,10 +8,8 @@ task, so a round's report is complete one message later.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from flwr.app import ArrayRecord
@@ -28,7 +26,7 @@ from fedc2i.engine.rounds import Metrics, Point, Round
 from fedc2i.engine.schedule import Patience, choose
 from fedc2i.engine.server import Mailbox, Server
 from fedc2i.errors import UserError
-from fedc2i.params import Params, stack
+from fedc2i.params import Params, finite, stack
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,8 @@ class Coordinator:
         fleet: Fleet,
         samples: Mapping[str, int],
         assignment: Assignment,
+        expected: Params,
+        classes: int,
         policy: Policy,
         run: str,
         setup: str = "",
@@ -65,6 +65,8 @@ class Coordinator:
             samples: the sites of this run in table order, and how many training samples each has, 0 where it has not
                 introduced itself yet.
             assignment: what they do.
+            expected: an upload as it should be, see `expected_upload`.
+            classes: how many the run has.
             policy: how long to wait for whom.
             run: names the run at the sites.
             setup: how a site on another machine learns the assignment.
@@ -74,7 +76,8 @@ class Coordinator:
         self._names, self._policy, self._run, self._setup, self._say = tuple(samples), policy, run, setup, say
         self._fleet = fleet
         fleet.forget()
-        self._gatherer = Gatherer(fleet, self._names, policy, say, self._take_late, on_client)
+        self._expected, self._classes = _shapes(expected), classes
+        self._gatherer = Gatherer(fleet, self._names, policy, say, self._is_usable, self._take_late, on_client)
         self._recipe, self._settings = assignment.recipe, assignment.settings
         recipe, settings = assignment.recipe, assignment.settings
         self._samples = torch.tensor(list(samples.values()))
@@ -86,7 +89,7 @@ class Coordinator:
         self._patience = Patience(settings.patience)
         self._open: _Open | None = None
         self._reported = 0  # the last round whose report is out
-        self._before: list[Params] = [server.state for server in self._servers]
+        self._before = [(server.state, 0) for server in self._servers]  # the last combine that brought something
         self._packed = self._pack()
 
     # Checkpoints: enough to go on behind the last round that was collected.
@@ -96,7 +99,7 @@ class Coordinator:
         if self._open is None:
             return None
         tensors = {f"mailbox/{name}": own for name, own in self._mailbox.uploads.items()}
-        for s, state in enumerate(self._before):
+        for s, (state, _) in enumerate(self._before):
             tensors |= {f"server{s}/{name}": own for name, own in state.items()}
         for s, server in enumerate(self._servers):
             tensors |= {f"reports{s}/{name}": own for name, own in server.reports.items()}
@@ -105,6 +108,7 @@ class Coordinator:
             "samples": dict(zip(self._names, self._samples.tolist(), strict=True)),
             "open": vars(self._open),
             "patience": self._patience.state,
+            "combined": [number for _, number in self._before],
         }
         return Checkpoint(self._open.number, tensors, values)
 
@@ -126,10 +130,11 @@ class Coordinator:
         self._open = _Open(
             **opened | {"participants": tuple(opened["participants"]), "refused": tuple(opened["refused"])}
         )
-        self._before = [part(f"server{s}/") for s in range(len(self._servers))]
+        self._before = [(part(f"server{s}/"), int(number)) for s, number in enumerate(saved.values["combined"])]
         for s, server in enumerate(self._servers):
-            server.state, server.reports = self._before[s], part(f"reports{s}/")
-            server.combine(self._open.number)
+            (server.state, number), server.reports = self._before[s], part(f"reports{s}/")
+            if number:
+                server.combine(number)
         self._patience.state = tuple(saved.values["patience"])
         self._reported = self._open.number - 1
         self._packed = self._pack()
@@ -162,9 +167,10 @@ class Coordinator:
                 yield self._close(opened, answers)
             self._hear(sent)
         refused = self._take(sent, number)
-        self._before = [server.state for server in self._servers]
-        for server in self._servers:
-            server.combine(number)
+        for s, server in enumerate(self._servers):
+            state, before = server.state, server.download
+            if server.combine(number) is not before:
+                self._before[s] = state, number
         self._packed = self._pack()
         self._open = _Open(
             number,
@@ -224,6 +230,10 @@ class Coordinator:
             said = {name: told.report[name] for name in names if name in told.report}
             server.hear(told.clients, told.received, said)
 
+    def _is_usable(self, answer: Answer) -> bool:
+        fits = _shapes(answer.upload) == self._expected
+        return fits and bool(finite(stack([answer.upload])).all()) if answer.upload else fits
+
     def _take_late(self, client: int, answer: Answer, number: int) -> bool:
         """An upload of an earlier round, if the mailbox holds none as new."""
         newer = bool(answer.upload) and number > self._mailbox.sent[client]
@@ -233,11 +243,8 @@ class Coordinator:
         """Puts uploads into the mailbox; returns the clients whose upload was refused, having said why."""
         if not answers:
             return []
-        shapes = {client: _shapes(answer.upload) for client, answer in answers.items()}
-        known = _shapes({name: own[0] for name, own in self._mailbox.uploads.items()})
-        usual = known or Counter(shapes.values()).most_common(1)[0][0]
-        fits = [client for client in answers if shapes[client] == usual]
-        odd = [client for client in answers if shapes[client] != usual]
+        fits = [client for client, answer in answers.items() if _shapes(answer.upload) == self._expected]
+        odd = [client for client in answers if client not in fits]
         broken = self._mailbox.receive(fits, stack([answers[m].upload for m in fits]), number) if fits else []
         for client in odd:
             self._say(f"round {number}: the upload of {self._names[client]} is of another architecture; left out")
@@ -262,20 +269,13 @@ class Coordinator:
         return [dict(answers[m].metrics.get(point, {})) if m in answers else {} for m in range(len(self._names))]
 
     def _told(self, answers: Mapping[int, Answer]) -> list[Told]:
-        """Diagnostics, but for those of a shape that none of the others has."""
+        """Diagnostics of the shapes that there can be: of each client received, of each class, or both."""
         told = []
-        shapes: dict[tuple[int, str], Counter[Any]] = {}
         for client, answer in answers.items():
-            for name, own in answer.report.items():
-                shapes.setdefault((self._circle[client], name), Counter())[own.shape] += 1
-        for client, answer in answers.items():
-            circle = self._circle[client]
-            usual = {
-                name: own[None]
-                for name, own in answer.report.items()
-                if own.shape == shapes[circle, name].most_common(1)[0][0]
-            }
-            told.append(Told(usual, (client,), self._servers[circle].download.clients))
+            received = self._servers[self._circle[client]].download.clients
+            allowed = {(), (len(received),), (self._classes,), (len(received), self._classes)}
+            sound = {name: own[None] for name, own in answer.report.items() if tuple(own.shape) in allowed}
+            told.append(Told(sound, (client,), received))
         return told
 
 

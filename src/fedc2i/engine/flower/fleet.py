@@ -40,10 +40,11 @@ class Grid(Protocol):
 
 @dataclass(frozen=True)
 class Mail:
-    """A site's reply: its content, or why there is none, and whether it was only lost on the way."""
+    """A site's reply to what was asked under a number: its content, or why there is none; lost, if only on its way."""
 
     site: str
     round: int
+    serial: int
     content: RecordDict | None
     problem: str = ""
     is_lost: bool = False
@@ -54,6 +55,7 @@ class _Letter:
     node: int
     site: str | None  # none: a greeting
     round: int
+    serial: int
 
 
 class Fleet:
@@ -75,6 +77,7 @@ class Fleet:
         self._nodes: dict[str, int] = {}  # by site
         self._online: dict[int, bytes] = {}  # nodes and their keys
         self._open: dict[str, _Letter] = {}
+        self._lost: list[Mail] = []
         self._greeted: dict[int, float] = {}  # when to greet them again
         self._refused: set[tuple[int, str]] = set()
         self._looked = 0.0
@@ -85,9 +88,9 @@ class Fleet:
         known = self._nodes.get(site)
         return known in self._online and all(letter.site != site for letter in self._open.values())
 
-    def ask(self, site: str, content: RecordDict, round: int) -> None:
-        """Sends a site its task."""
-        self._send(WORK, self._nodes[site], content, _Letter(self._nodes[site], site, round))
+    def ask(self, site: str, content: RecordDict, round: int, serial: int) -> bool:
+        """Sends a site its task, under a number of the asker's; whether Flower took it."""
+        return self._send(WORK, self._nodes[site], content, _Letter(self._nodes[site], site, round, serial))
 
     def dismiss(self, site: str, error: UserError) -> None:
         """Leaves out a site that has introduced itself."""
@@ -103,14 +106,13 @@ class Fleet:
     def forget(self) -> None:
         """Another run begins: what sites were asked before is of no use to it, nor are their answers."""
         self._open = {key: letter for key, letter in self._open.items() if letter.site is None}
+        self._lost = []
 
     def collect(self) -> list[Mail]:
         """What has come since the last time; meets nodes that are new."""
         self._look()
-        if not self._open:
-            return []
         mails = []
-        for reply in self._grid.pull_messages(list(self._open)):
+        for reply in self._grid.pull_messages(list(self._open)) if self._open else ():
             letter = self._open.pop(reply.metadata.reply_to_message_id, None)
             if letter is None:
                 continue
@@ -123,7 +125,8 @@ class Fleet:
                     self._meet(letter.node, content, problem)
             else:
                 lost = content is None and reply.error.code in _LOST
-                mails.append(Mail(letter.site, letter.round, content, problem, lost))
+                mails.append(Mail(letter.site, letter.round, letter.serial, content, problem, lost))
+        mails, self._lost = mails + self._lost, []
         return mails
 
     def _look(self) -> None:
@@ -141,7 +144,7 @@ class Fleet:
             if node not in known and node not in busy and self._greeted.get(node, 0.0) <= now:
                 self._greeted[node] = now + _AGAIN
                 content = RecordDict({"greeting": ConfigRecord({})})
-                self._send(GREETING, node, content, _Letter(node, None, 0))
+                self._send(GREETING, node, content, _Letter(node, None, 0, 0))
 
     def _meet(self, node: int, content: RecordDict | None, problem: str) -> None:
         try:
@@ -161,14 +164,15 @@ class Fleet:
         self.sites[who.name] = who
         self._nodes[who.name] = node
         for key in [key for key, letter in self._open.items() if letter.site == who.name]:
-            del self._open[key]  # asked of the node it was before
+            asked = self._open.pop(key)  # of the node it was before
+            self._lost.append(Mail(who.name, asked.round, asked.serial, None, "it came back as another node", True))
         self._say(f"{who.name} is back" if returned else f"{who.name} has joined, {who.samples['train']} samples")
 
-    def _send(self, kind: str, node: int, content: RecordDict, letter: _Letter) -> None:
+    def _send(self, kind: str, node: int, content: RecordDict, letter: _Letter) -> bool:
         message = Message(content, node, kind, ttl=self._ttl, group_id=str(letter.round))
-        for number in self._grid.push_messages([message]):
-            if number:
-                self._open[number] = letter
+        numbers = [number for number in self._grid.push_messages([message]) if number]
+        self._open |= dict.fromkeys(numbers, letter)
+        return bool(numbers)
 
 
 def _explain(error: Any) -> str:

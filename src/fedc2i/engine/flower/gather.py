@@ -49,6 +49,7 @@ class Gatherer:
         names: Sequence[str],
         policy: Policy,
         say: Callable[[str], None],
+        usable: Callable[[Answer], bool],
         late: Callable[[int, Answer, int], bool],
         on_client: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -59,11 +60,13 @@ class Gatherer:
             names: theirs.
             policy: how long to wait.
             say: takes one line for a person.
+            usable: whether an answer's upload can be used, if it has to have one.
             late: takes a client's answer to an earlier round, and that round; says whether it was of use.
             on_client: called with the number of answers so far and the number of sites asked.
         """
         self._fleet, self._names, self._policy, self._say = fleet, tuple(names), policy, say
-        self._late, self._on_client = late, on_client
+        self._usable, self._late, self._on_client = usable, late, on_client
+        self._serial = 0
         self._missing: dict[str, int] = {}  # since which round
 
     def gather(self, number: int, tasks: Mapping[int, Task], content: Callable[[int], RecordDict]) -> dict[int, Answer]:
@@ -77,6 +80,8 @@ class Gatherer:
         Raises:
             UserError: if too few answer for too long.
         """
+        self._serial += 1
+        began = time.monotonic()
         policy, waiting, asked, lost = self._policy, set(tasks), set[int](), list[int]()
         failed: set[int] = set()
         answers: dict[int, Answer] = {}
@@ -85,13 +90,13 @@ class Gatherer:
         until, tries = time.monotonic() + policy.deadline, 1
         while True:
             for client in sorted(waiting):
-                if self._fleet.is_free(self._names[client]):
-                    self._fleet.ask(self._names[client], content(client), number)
+                site = self._names[client]
+                if self._fleet.is_free(site) and self._fleet.ask(site, content(client), number, self._serial):
                     waiting.discard(client)
                     asked.add(client)
             for mail in self._fleet.collect():
                 client = self._names.index(mail.site)
-                if mail.is_lost and mail.round == number and lost.count(client) < AGAIN:
+                if mail.is_lost and mail.serial == self._serial and lost.count(client) < AGAIN:
                     lost.append(client)  # if the site is there, it is asked again
                     asked.discard(client)
                     waiting.add(client)
@@ -100,16 +105,18 @@ class Gatherer:
                     failed.add(client)
                 if self._on_client is not None:
                     self._on_client(len(answers), len(tasks))
-            enough = sum(tasks[client].train for client in answers) if trains else len(answers)
-            if enough >= needed and (not asked or time.monotonic() > until):
+            useless = {m for m, own in answers.items() if tasks[m].train and not self._usable(own)}
+            enough = sum(tasks[m].train for m in answers.keys() - useless) if trains else len(answers)
+            again = any(client in waiting and self._fleet.is_free(self._names[client]) for client in lost)
+            if enough >= needed and (not (asked or again) or time.monotonic() > until):
                 break
-            if not asked and len(failed) == len(tasks):  # nobody is left to wait for
+            if not asked and len(failed | useless) == len(tasks):  # nobody is left to wait for
                 until = min(until, time.monotonic() + PAUSE)
             if time.monotonic() > until:
                 if tries == TRIES:
                     raise UserError(
                         f"round {number}: {enough} of the {needed} sites needed answered within "
-                        f"{tries * policy.deadline:.0f} s; the same command goes on from the last round"
+                        f"{time.monotonic() - began:.0f} s; the same command goes on from the last round"
                     )
                 self._say(f"round {number}: {enough} of the {needed} sites needed have answered; waiting on")
                 waiting, failed = set(tasks) - answers.keys() - asked, set()
@@ -120,7 +127,7 @@ class Gatherer:
 
     def _sort(self, client: int, mail: Mail, number: int, asked: set[int], answers: dict[int, Answer]) -> bool:
         """A reply: to this round, to an earlier one, or of no use; whether it was an answer."""
-        if mail.round == number:
+        if mail.serial == self._serial:
             asked.discard(client)
         try:
             if mail.content is None:
@@ -129,7 +136,7 @@ class Gatherer:
         except UserError as error:
             self._say(f"round {mail.round}: {mail.site} is left out: {error}")
             return False
-        if mail.round == number:
+        if mail.serial == self._serial:
             answers[client] = answer
         elif self._late(client, answer, mail.round):
             self._say(f"{mail.site} answered round {mail.round} in round {number}; its model is used, with its age")

@@ -26,7 +26,7 @@ from fedc2i.engine.flower.fleet import Fleet, Grid
 from fedc2i.engine.flower.gather import Policy
 from fedc2i.engine.flower.roster import assemble, in_common, refuse_misfits
 from fedc2i.engine.flower.setup import describe
-from fedc2i.engine.flower.site import Assignment
+from fedc2i.engine.flower.site import Assignment, expected_upload
 from fedc2i.engine.flower.tasks import Introduction
 from fedc2i.engine.rounds import Point, Round
 from fedc2i.errors import UserError
@@ -119,7 +119,7 @@ def _lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
     fleet = Fleet(grid, say, keys, ttl=2 * job.policy.deadline + 60)
     run, federation = _resume(job, fleet, say) or _begin(job, fleet, say)
     write_atomically(job.out / JOB, job.to_json().encode())
-    refuse_misfits(fleet, federation)
+    refuse_misfits(fleet, federation, job.policy.min_sites)
     plan = prepare([job.method], {**job.settings, **job.policy.settings(), "device": "cpu"}, federation)[0]
     files = RunFolder(job.out, federation.names)
     files.begin(plan.config)
@@ -151,10 +151,15 @@ def _lead_seed(
 ) -> None:
     """One seed, from its last checkpoint if there is one; its reports go to the result and to the folder."""
     states, reports = job.out / "checkpoints" / f"seed{seed}", job.out / "rounds" / f"seed{seed}"
-    settings = plan.config.settings()
+    settings, finished = plan.config.settings(), reports / "finished"
+    if finished.is_file():
+        result.rounds += journal.read(reports, int(finished.read_text(encoding="ascii")) + 1)
+        return
     assignment = Assignment(Recipe(plan.method, plan.model, settings.training, settings.rounds, seed), settings)
     samples = {name: int(own.get("train", 0)) for name, own in plan.federation.samples().items()}
-    coordinator = Coordinator(fleet, samples, assignment, job.policy, run, describe(plan, seed), say)
+    classes = len(plan.federation.classes)
+    expected = expected_upload(assignment, plan.federation.clients[0], classes)
+    coordinator = Coordinator(fleet, samples, assignment, expected, classes, job.policy, run, describe(plan, seed), say)
 
     def keep() -> None:
         state = coordinator.checkpoint()
@@ -173,6 +178,7 @@ def _lead_seed(
         files.record(report)
         result.rounds.append(report)
         say(_line(report, settings.rounds, time.monotonic() - began))
+    write_atomically(finished, str(result.rounds[-1].round).encode())
 
 
 def _line(report: Round, rounds: int, elapsed: float) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.engine.flower.fleet import Fleet
 from fedc2i.engine.flower.tasks import Introduction
 from fedc2i.errors import UserError
+
+MOST_NAMED = 20  # classes in a line
 
 
 def assemble(
@@ -34,6 +37,8 @@ def assemble(
     Raises:
         UserError: if too few came.
     """
+    if not expected and count < 1:
+        raise UserError(f"the number of sites to wait for must be at least 1, got {count}")
     until = time.monotonic() + wait
     wanted = len(expected) or count
     say(f"waiting for {wanted} sites: {', '.join(expected) or 'any'}")
@@ -59,7 +64,7 @@ def in_common(
     classes: Sequence[str],
     say: Callable[[str], None],
 ) -> RemoteFederation:
-    """The sites as a federation, with images of the first one's size; see `refuse_misfits` for the others.
+    """The sites as a federation, with images of the most common size; see `refuse_misfits` for the others.
 
     Args:
         there: the sites that introduced themselves.
@@ -71,8 +76,8 @@ def in_common(
     if not classes:
         classes = there[0].classes if len(found) == 1 else sorted({name for own in found for name in own})
         if len(found) > 1:
-            say(f"the sites have different classes; the run has all {len(classes)} of them: {', '.join(classes)}")
-    shape = there[0].image
+            say(f"the sites have different classes; the run has all {len(classes)} of them: {_some(classes)}")
+    shape = Counter(own.image for own in there).most_common(1)[0][0]
     return RemoteFederation(
         "sites",
         blank_clients(names, shape, [own.name for own in there if not own.samples["validation"]]),
@@ -82,8 +87,12 @@ def in_common(
     )
 
 
-def refuse_misfits(fleet: Fleet, federation: RemoteFederation) -> None:
-    """Leaves out sites whose images have another size than the run's, those there and those to come."""
+def refuse_misfits(fleet: Fleet, federation: RemoteFederation, at_least: int) -> None:
+    """Leaves out sites whose images have another size than the run's, those there and those to come.
+
+    Raises:
+        UserError: if too few remain.
+    """
 
     def check(who: Introduction) -> None:
         if who.image != federation.image_shape:
@@ -96,6 +105,12 @@ def refuse_misfits(fleet: Fleet, federation: RemoteFederation) -> None:
             check(who)
         except UserError as error:
             fleet.dismiss(who.name, error)
+    if len(fleet.sites) < at_least:
+        raise UserError(f"{len(fleet.sites)} sites fit together, at least {at_least} are needed")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
 
 
 def _size(image: Sequence[int]) -> str:

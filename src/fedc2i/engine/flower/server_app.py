@@ -40,6 +40,8 @@ def job_of(values: dict[str, Any]) -> Job:
         pairs = [part.partition("=") for part in str(values["set"]).split()]
         settings = {name: value for name, _, value in pairs}
         settings |= {name: values[name] for name in ("model", "rounds") if values.get(name)}
+        if values["wire"] not in ("float32", "float16"):
+            raise ValueError(f"wire must be float32 or float16, got '{values['wire']}'")
         policy = Policy(float(values["deadline"]), int(values["min-sites"]), values["wire"] == "float16")
         return Job(
             Path(str(values["out"])),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
+import torch
 
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.pool import cores
@@ -40,7 +41,7 @@ from fedc2i.engine.flower.coordinator import Coordinator
 from fedc2i.engine.flower.fleet import Fleet, Grid
 from fedc2i.engine.flower.gather import Policy
 from fedc2i.engine.flower.roster import assemble
-from fedc2i.engine.flower.site import Assignment
+from fedc2i.engine.flower.site import Assignment, expected_upload
 from fedc2i.engine.flower.tasks import Task
 
 
@@ -52,6 +53,7 @@ class _World:
     model: Model
     federation: Federation
     settings: Settings
+    device: torch.device
 
 
 def federate(
@@ -62,6 +64,7 @@ def federate(
     seeds: Sequence[int],
     policy: Policy,
     ray_address: str | None = None,
+    device: torch.device | str = "cpu",
     on_round: Callable[[Round], None] | None = None,
     on_client: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] = lambda line: None,
@@ -72,13 +75,15 @@ def federate(
 
     Args:
         policy: how long to wait for whom, and how models travel.
+        device: where sites compute.
         ray_address: of a cluster that is running, ``auto`` for the one of this machine; none starts one here.
         say: takes one line for a person.
     """
     check(method, model, federation, settings)
     stop = threading.Event()
     with _ray(ray_address):
-        world = ray.put(cloudpickle.dumps(_World(method, model, federation, settings)))  # also of a user's own file
+        seen = _World(method, model, federation, settings, torch.device(device))
+        world = ray.put(cloudpickle.dumps(seen))  # ours can also send what a user's own file defines
         server = ServerApp()
 
         @server.main()
@@ -89,8 +94,11 @@ def federate(
             samples = {client.name: len(client.train) for client in federation.clients}
             for seed in seeds:
                 recipe = Recipe(method, model, settings.training, settings.rounds, seed)
-                work = Assignment(recipe, settings)
-                run = Coordinator(fleet, samples, work, policy, f"seed{seed}", say=say, on_client=on_client)
+                work, classes = Assignment(recipe, settings), len(federation.classes)
+                expected = expected_upload(work, federation.clients[0], classes)
+                run = Coordinator(
+                    fleet, samples, work, expected, classes, policy, f"seed{seed}", say=say, on_client=on_client
+                )
                 for report in run.rounds():
                     if on_round is not None:
                         on_round(report)
@@ -136,8 +144,8 @@ def _see(world: Any) -> _World:
 
 def _home(world: Any) -> Callable[[Context], client_app.Home]:
     def find(context: Context) -> client_app.Home:
-        federation = _see(world).federation
-        return client_app.Home(federation.clients[int(context.node_config["partition-id"])], federation.classes)
+        own, number = _see(world), int(context.node_config["partition-id"])
+        return client_app.Home(own.federation.clients[number], own.federation.classes, device=own.device)
 
     return find
 

@@ -23,7 +23,9 @@ METRIC = re.compile(r"(validation_)?(accuracy|loss)(/[A-Za-z0-9_.-]{1,40})?")
 MOST_LETTERS = 100  # of a site's name
 MOST_SAMPLES = 2**40
 MOST_CLASSES = 2**16
-MOST_SIDE = 4096  # of an image
+MOST_SIDE = 1024  # of an image
+MOST_REPORTS = 32  # diagnostics of a site
+REPORT = re.compile(r"[a-z][a-z0-9_]{0,39}")  # the name of one
 MOST_REASON = 500  # letters
 _SPLITS = ("train", "validation", "test")
 
@@ -117,11 +119,15 @@ class Answer:
             metrics: dict[Point, dict[str, float]] = {}
             for key, value in content["metrics"].items():
                 point, _, name = key.partition(".")
-                if not METRIC.fullmatch(name):
-                    raise ValueError(f"'{name[:60]}' is no metric")
-                metrics.setdefault(POINTS[POINTS.index(point)], {})[name] = float(value)  # type: ignore[arg-type]
-            upload = wire.unpack(content["upload"])
-            return cls(upload, wire.unpack(content["report"]), metrics, wire.size(content["upload"]))  # type: ignore[arg-type]
+                score = float(value)  # type: ignore[arg-type]
+                if not METRIC.fullmatch(name) or ("accuracy" in name and not 0 <= score <= 100):
+                    raise ValueError(f"'{name[:60]}' = {score} is no metric")
+                metrics.setdefault(POINTS[POINTS.index(point)], {})[name] = score
+            upload, report = wire.unpack(content["upload"]), wire.unpack(content["report"])
+            if len(report) > MOST_REPORTS or not all(REPORT.fullmatch(name) for name in report):
+                raise ValueError("its diagnostics have odd names")
+            size = wire.size(content["upload"]) + wire.size(content["report"])  # type: ignore[arg-type]
+            return cls(upload, report, metrics, size)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UserError(f"its answer is none ({_named(error)})") from None
 

@@ -21,6 +21,7 @@ from fedc2i.errors import UserError
 from fedc2i.params import Params
 
 HEADER = "header"
+SMALL = 2**-8  # a tensor whose largest number is below it keeps its precision
 MOST_HEADER = 2**24  # bytes
 MOST_SIZES = 2**40  # numbers in a tensor
 MOST_AXES = 16
@@ -41,13 +42,16 @@ _NOT_OURS = (
 
 
 def pack(tensors: Params, half: bool = False) -> ArrayRecord:
-    """Tensors as one record; ``half`` sends float32 as float16, but for tensors with numbers too large for it."""
+    """Tensors as one record; ``half`` sends float32 as float16, but for those with numbers too large or all too small.
+
+    A gradient of 1e-8 would be lost in float16; a weight of that size beside weights of 0.1 may be.
+    """
     header: list[Any] = []
     parts: dict[str, list[Any]] = {}
     for name, tensor in tensors.items():
         own = tensor.detach().cpu()
         stays = str(own.dtype).removeprefix("torch.")
-        if half and own.dtype == torch.float32 and bool((own.abs() <= torch.finfo(torch.float16).max).all()):
+        if half and own.dtype == torch.float32 and _fits_half(own):
             own = own.to(torch.float16)
         travels = str(own.dtype).removeprefix("torch.")
         if travels not in _TYPES:
@@ -57,6 +61,11 @@ def pack(tensors: Params, half: bool = False) -> ArrayRecord:
     arrays = {travels: Array(np.concatenate(own)) for travels, own in parts.items()}
     described = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     return ArrayRecord({HEADER: Array(described), **arrays})
+
+
+def _fits_half(tensor: torch.Tensor) -> bool:
+    peak = float(tensor.abs().max()) if tensor.numel() else 0.0
+    return peak == 0.0 or SMALL <= peak <= torch.finfo(torch.float16).max
 
 
 def unpack(record: Any) -> Params:
