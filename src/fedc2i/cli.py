@@ -83,6 +83,7 @@ def run(
     values = values_of(config_file, set_, *named_options)
     named = method or values.pop("method", "fedc2i")
     plans = prepare([named], {name: value for name, value in values.items() if name != "method"})
+    plans[0].require_engine()
     folder = new_folder(out, f"{slug(plans[0].key)}-{slug(plans[0].config.data)}")
     with _watching(plans, folder) as view:
         result = api.execute(plans[0], folder, view)
@@ -114,6 +115,7 @@ def compare(
     named_options = data, data_dir, partition, model, rounds, seeds, topology, device, engine, ray_address
     values = values_of(config_file, set_, *named_options)
     plans = prepare(wanted, {name: value for name, value in values.items() if name != "method"})
+    plans[0].require_engine()
     folder = new_folder(out, f"compare-{slug(plans[0].config.data)}")
     with _watching(plans, folder) as view:
         found = api.execute_all(plans, folder, view)
@@ -185,7 +187,10 @@ def main() -> None:
         hint = " Options of a method are given as --set NAME=VALUE." if isinstance(error, click.NoSuchOption) else ""
         _fail(error.format_message() + hint)
     except (KeyboardInterrupt, click.Abort):
-        print("fedc2i: interrupted; the run folder holds what was finished", file=sys.stderr)
+        print("fedc2i: interrupted; the run folder holds what was finished", file=sys.stderr, flush=True)
+        simulation = sys.modules.get("fedc2i.engine.flower.simulation")
+        if simulation is not None and simulation.was_interrupted:  # its threads wait for processes that are gone
+            os._exit(INTERRUPTED)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of our output, e.g. `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -154,7 +154,7 @@ def start(
     own = read_coordinator(folder, ready=not insecure)
     keys = {} if insecure else admitted(own)
     if not insecure and len(keys) < min_sites:
-        raise UserError(f"{len(keys)} sites are admitted, at least {min_sites} are needed (--min-sites)")
+        raise UserError(f"{len(keys)} of at least {min_sites} sites (--min-sites) are admitted")
     values = values_of(None, set_, None, None, None, model, rounds, seeds, topology, None, None, None)
     job = Job(
         Path(),

@@ -90,6 +90,10 @@ def flower_local(
     settings |= {"model": plan.config.model, "rounds": plan.config.rounds}
     prepare([method], settings, federation)  # a topology or share that does not fit so many sites
     policy = policy_of(deadline, min_sites, wire)
+    if min_sites > count:
+        raise UserError(f"--min-sites must be 1..{count}, the number of sites, got {min_sites}")
+    if keep is not None and keep.exists():
+        raise UserError(f"{keep}: exists already; choose another --keep or remove it")
     for line in federation.describe():
         say(line)
     folder = new_folder(out, f"{slug(plan.key)}-{slug(federation.name)}-flower")
@@ -98,7 +102,7 @@ def flower_local(
         folder.absolute(), absolute(method), absolute_settings(settings), classes=federation.classes, policy=policy
     )
     with tempfile.TemporaryDirectory() as temporary:
-        kept = Path(temporary) / "federation" if keep is None else new_folder(keep)
+        kept = Path(temporary) / "federation" if keep is None else keep
         run_locally(
             job,
             plan.config.data,

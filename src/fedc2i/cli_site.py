@@ -94,9 +94,10 @@ def start(
     """Take part until Ctrl-C or SIGTERM; comes back by itself when the line or the coordinator was gone."""
     cli_flower.require_flower()
     from fedc2i.deploy.folders import read_site
-    from fedc2i.deploy.local import supernode
+    from fedc2i.deploy.local import alone, supernode
     from fedc2i.deploy.supervise import supervise
 
     site = read_site(folder, ready=not insecure)
     site.load()  # what is wrong with the data should be seen now, not in the first round
-    supervise(supernode(site, insecure, force))
+    with alone(site):
+        supervise(supernode(site, insecure, force))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -58,6 +59,17 @@ class Plan:
     label: str
     key: str
 
+    def require_engine(self) -> None:
+        """Refuses an engine that cannot run here.
+
+        Raises:
+            UserError: for real sites, which other commands run, or where Flower or Ray is not installed.
+        """
+        if self.config.engine == "flower":
+            raise UserError("engine=flower: real sites are run by `fedc2i flower-local` or `fedc2i coordinator start`")
+        if self.config.engine == "flower-sim" and not (find_spec("flwr") and find_spec("ray")):
+            raise UserError("engine=flower-sim needs Flower and Ray: pip install 'fedc2i[flower-sim]'")
+
     def execute(self, folder: Path | None = None, observer: Observer | None = None) -> Result:
         """Runs every seed, writing into ``folder``, if there is one, as it goes."""
         if folder is None:
@@ -84,8 +96,7 @@ class Plan:
             observer.begin(result)
         on_client = None if observer is None else observer.client
         run = self.method, self.model, self.federation, self.config.settings(), self.config.seeds
-        if self.config.engine == "flower":
-            raise UserError("engine=flower: real sites are run by `fedc2i flower-local` or `fedc2i coordinator start`")
+        self.require_engine()
         if self.config.engine == "flower-sim":
             from fedc2i.engine.flower import simulation  # an optional extra
             from fedc2i.engine.flower.gather import Policy

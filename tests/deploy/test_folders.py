@@ -357,3 +357,13 @@ def test_a_key_is_changed_in_two_steps(centre: Path, hospital: Path) -> None:
     assert mode(hospital / "site.key") == 0o600
     public = keys.ssh_public(keys.read_private((hospital / "site.key").read_bytes(), "k").public_key())
     assert coordinator.admitted(read_coordinator(centre)) == {"hospital-a": public}
+
+
+def test_a_site_is_run_by_one_program_at_a_time(tmp_path: Path) -> None:
+    from fedc2i.deploy.local import alone
+
+    own, _ = site.make_site(tmp_path / "a", "a", "embedded", CENTRE, client="Scans", check=False)
+    with alone(own), pytest.raises(UserError, match="this site is running already"), alone(own):
+        pass
+    with alone(own):
+        pass

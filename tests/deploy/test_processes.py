@@ -144,7 +144,7 @@ def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} of 127.0.0.1 is taken"):
+        with pytest.raises(UserError, match=f"port {port} of 127.0.0.1 cannot be had"):
             SuperLink(tmp_path, port=port, tls=write_tls(tmp_path)).start()
 
 
@@ -399,3 +399,8 @@ def test_free_ports_differ_from_taken_ones() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         assert free_port() != other.getsockname()[1]
+
+
+def test_an_address_of_another_machine_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"192\.0\.2\.1 is not an address of this machine"):
+        SuperLink(tmp_path, "192.0.2.1", 9092, tls=write_tls(tmp_path)).start()

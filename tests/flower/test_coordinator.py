@@ -518,3 +518,18 @@ def test_a_late_score_is_not_taken_for_training(model: Model, make_federation: C
     reports = stage.run()
     assert not any(report.refused for report in reports)
     assert not any("another architecture" in line for line in stage.said), stage.said
+
+
+def test_a_method_that_fails_everywhere_ends_the_run_soon(
+    model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedc2i.engine.flower.gather.PAUSE", 0.01)
+
+    class Broken(FedAvg):
+        def loss(self, params: Any, batch: Any, site: Any) -> torch.Tensor:
+            raise ValueError("oops")
+
+    stage = Stage(Broken(), model, federation, Settings(1, training=TRAINING), Policy(600.0, poll=0.0))
+    with pytest.raises(UserError, match=r"round 1: 0 of the 1 sites needed answered within 0 s"):
+        stage.run()
+    assert stage.said.count("round 1: b is left out: ValueError: oops") == 3

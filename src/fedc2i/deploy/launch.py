@@ -6,6 +6,7 @@ Every program runs under a keeper (see :mod:`fedc2i.deploy.keeper`), so nothing 
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import re
@@ -71,15 +72,19 @@ def free_port(host: str = LOOPBACK) -> int:
         return int(probe.getsockname()[1])
 
 
-def is_taken(host: str, port: int) -> bool:
-    """Whether another program listens there, or the address is not this machine's."""
+def why_not(host: str, port: int) -> str:
+    """Why nothing can listen there, or nothing if it can."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that only just closed is free
         try:
             probe.bind((host, port))
-        except OSError:
-            return True
-    return False
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return f"{host} is not an address of this machine; coordinator.toml has it as bind"
+            return (
+                f"port {port} of {host} cannot be had ({error.strerror}); coordinator.toml and every site.toml name it"
+            )
+    return ""
 
 
 def is_loopback(host: str) -> bool:

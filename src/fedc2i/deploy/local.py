@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from fedc2i.deploy.processes import SuperNode
 from fedc2i.deploy.site import make_site
 from fedc2i.deploy.supervise import supervise
 from fedc2i.engine.flower.lead import Job
+from fedc2i.errors import UserError
 
 
 def supernode(site: Site, insecure: bool = False, forced: bool = False) -> SuperNode:
@@ -31,6 +34,22 @@ def supernode(site: Site, insecure: bool = False, forced: bool = False) -> Super
         name=site.name,
         forced=forced,
     )
+
+
+@contextmanager
+def alone(site: Site) -> Iterator[None]:
+    """Holds a site's folder, whose key and state are for one program at a time.
+
+    Raises:
+        UserError: if another one holds it.
+    """
+    site.state.mkdir(parents=True, exist_ok=True)
+    with (site.state / "running").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{site.folder}: this site is running already") from None
+        yield
 
 
 def run_locally(

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fedc2i.deploy import gate, node
 from fedc2i.deploy.control import Control, Value
-from fedc2i.deploy.launch import LOOPBACK, Environment, Program, address, free_port, is_loopback, is_taken
+from fedc2i.deploy.launch import LOOPBACK, Environment, Program, address, free_port, is_loopback, why_not
 from fedc2i.errors import UserError
 
 REFUSED = 305  # Flower's exit code for a node that the SuperLink does not let in
@@ -80,8 +80,8 @@ class SuperLink(Program):
         Raises:
             UserError: if its port is taken, it ends, or it does not answer within ``limit`` seconds.
         """
-        if is_taken(self.host, self.port):
-            raise UserError(f"port {self.port} of {self.host} is taken by another program: choose another port")
+        if reason := why_not(self.host, self.port):
+            raise UserError(reason)
         words = [sys.executable, "-P", gate.__file__, "--host", self.host, "--port", str(self.port)]
         words += ["--disable-runtime-dependency-installation", "--isolation", "subprocess"]
         if self.tls:

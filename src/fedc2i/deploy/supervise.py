@@ -40,8 +40,8 @@ def _until_signal(stop: threading.Event) -> Iterator[None]:
 def _why(node: SuperNode) -> str:
     if (reason := node.refused()) is not None:
         return (
-            f"the coordinator did not let it in ({reason or 'no reason given'}); if its key is admitted and its "
-            f"ca.crt the coordinator's, its earlier session has not run out yet, which takes up to a minute"
+            f"the coordinator did not let it in ({reason or 'no reason given'}); it may be just starting, or hold an "
+            f"earlier session of this site for up to a minute; if this goes on, is the key admitted, and ca.crt right?"
         )
     return f"it ended with code {node.exit_code}: {node.tail(2)} (log: {node.log})"
 

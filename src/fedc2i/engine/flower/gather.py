@@ -15,6 +15,7 @@ from fedc2i.errors import UserError
 
 AGAIN = 2  # times that a site is asked again in a round when a message was lost
 PAUSE = 10.0  # seconds until sites that all failed are asked again
+HOPELESS = 3  # times that all of them fail before the run ends
 TRIES = 10  # deadlines in a row without enough answers before the run ends
 
 
@@ -83,7 +84,7 @@ class Gatherer:
         self._serial += 1
         began = time.monotonic()
         policy, waiting, asked, lost = self._policy, set(tasks), set[int](), list[int]()
-        failed: set[int] = set()
+        failed, hopeless = set[int](), 0
         answers: dict[int, Answer] = {}
         trains = sum(task.train for task in tasks.values())
         needed = min(policy.min_sites, trains or len(tasks))
@@ -113,7 +114,8 @@ class Gatherer:
             if not asked and len(failed | useless) == len(tasks):  # nobody is left to wait for
                 until = min(until, time.monotonic() + PAUSE)
             if time.monotonic() > until:
-                if tries == TRIES:
+                hopeless += len(failed | useless) == len(tasks)
+                if tries == TRIES or hopeless == HOPELESS:
                     raise UserError(
                         f"round {number}: {enough} of the {needed} sites needed answered within "
                         f"{time.monotonic() - began:.0f} s; the same command goes on from the last round"

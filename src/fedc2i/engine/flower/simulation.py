@@ -27,13 +27,10 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
-try:
-    import ray
-    from flwr.app import Context, Message
-    from flwr.serverapp import ServerApp
-    from flwr.simulation import run_simulation
-except ImportError as missing:
-    raise UserError(f"engine=flower-sim needs Flower and Ray ({missing}): pip install 'fedc2i[flower-sim]'") from None
+import ray
+from flwr.app import Context, Message
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
 
 from fedc2i.data.federation import Federation
 from fedc2i.engine.flower import client_app
@@ -43,6 +40,8 @@ from fedc2i.engine.flower.gather import Policy
 from fedc2i.engine.flower.roster import assemble
 from fedc2i.engine.flower.site import Assignment, expected_upload
 from fedc2i.engine.flower.tasks import Task
+
+was_interrupted = False  # threads of Flower's may then never end
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,10 @@ def federate(
                 num_supernodes=len(federation.clients),
                 backend_config={"client_resources": {"num_cpus": settings.threads, "num_gpus": 0.0}},
             )
+        except KeyboardInterrupt:
+            global was_interrupted
+            was_interrupted = True
+            raise
         finally:
             stop.set()
 
@@ -121,15 +124,18 @@ class _Stoppable:
         self._grid, self._stop = grid, stop
 
     def get_nodes(self) -> Iterable[Any]:
-        return self._grid.get_nodes()
+        return self._going().get_nodes()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._grid.push_messages(messages)
+        return self._going().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._going().pull_messages(message_ids)
+
+    def _going(self) -> Grid:
         if self._stop.is_set():
             raise UserError("interrupted")
-        return self._grid.pull_messages(message_ids)
+        return self._grid
 
 
 _worlds: dict[str, _World] = {}  # in each of Ray's processes, the one that is simulated
@@ -176,7 +182,7 @@ def _ray(address: str | None) -> Iterator[None]:
     _reach(address)
     flower = logging.getLogger("flwr")
     before = flower.level
-    flower.setLevel(logging.ERROR)
+    flower.setLevel(logging.CRITICAL)  # what goes wrong at a site comes back as an answer, and is said in a line
     here = {"address": "local", "num_cpus": cores()}  # also beside a cluster that runs already
     arguments: dict[str, Any] = here if address is None else {"address": address}
     try:
