@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ from torch import Tensor, nn
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Outcome, Round, Settings, federate
 from fedc2i.engine.executor import Turn
+from fedc2i.engine.recording import Recorded
 from fedc2i.engine.stacked import Stacked
+from fedc2i.engine.stepper import Stepper
 from fedc2i.errors import UserError
 from fedc2i.layers import max_pool
 from fedc2i.methods import Method
@@ -337,6 +341,47 @@ def test_what_reads_the_round_is_made_every_round_and_nothing_else(
     else:
         want = {**want, ROUND_READERS[method]: 5}
     assert made == want
+
+
+def test_what_shapes_of_earlier_rounds_needed_is_given_up(
+    normed: Model, make_federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that knows more clients every round relays larger stacks; old recordings would fill the memory."""
+    kept, real = [], Stacked._made_once
+
+    def made_once(executor: Stacked, turn: Turn, *args: Any) -> Any:
+        before = set(executor._made)
+        made = real(executor, turn, *args)
+        if executor._made.keys() - before:
+            kept.append({own.used for own in executor._made.values()} - {turn.round, turn.round - 1})
+        return made
+
+    monkeypatch.setattr(Stacked, "_made_once", made_once)
+    run(FedC2I(), normed, make_federation(sizes=(9,) * 8), rounds=6, clients_per_round=1)
+    assert len(kept) > 6
+    assert not any(kept)
+
+
+def test_nothing_outlives_a_run_until_garbage_is_collected(normed: Model, federation: Federation) -> None:
+    """A recorded step keeps GPU memory; in a circle of references it would keep it until Python looks for such."""
+    made = weakref.WeakSet[Any]()
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for kind in (Stepper, Recorded, Stacked):
+                patch.setattr(kind, "__init__", _noted(kind.__init__, made))
+            run(FedC2I(), normed, federation, rounds=3)
+        assert not list(made)
+    finally:
+        gc.enable()
+
+
+def _noted(init: Callable[..., None], made: weakref.WeakSet[Any]) -> Callable[..., None]:
+    def noted(own: Any, *args: Any, **more: Any) -> None:
+        made.add(own)
+        init(own, *args, **more)
+
+    return noted
 
 
 # Odd downloads and phases.

@@ -6,9 +6,10 @@ seed, because vmap leaves it without a client axis. Where memory runs out, fewer
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,14 @@ _Kind = tuple[Any, ...]  # a piece of a round's work
 _Context = dict[str, Any]  # the tensors a Site is made of, each with or without an axis for clients
 
 
+class _Kept(NamedTuple):
+    """Something recorded, the round it is for, 0 for any, and the one it was last used in."""
+
+    work: Any
+    round: int
+    used: int
+
+
 class Stacked:
     """`Executor` that serves all clients together."""
 
@@ -44,7 +53,7 @@ class Stacked:
         self._device = data[0].counts.device
         self._stacks = Stacks(data)
         self._at_once = clients_at_once or 10**9
-        self._made: dict[Any, tuple[int, Any]] = {}  # what was recorded, with the round it is for, 0 for any
+        self._made: dict[Any, _Kept] = {}  # what was recorded
         self._reads_round: set[_Kind] = set()
 
     def train(self, turns: Sequence[Turn], evaluate: bool) -> list[Trained]:
@@ -104,6 +113,7 @@ class Stacked:
                     raise UserError("a single client does not fit into the device's memory; use device=cpu") from None
             self._at_once = largest // 2
             self._made.clear()
+            gc.collect()  # a user's method may hold tensors of its own in circles
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -124,8 +134,9 @@ class Stacked:
 
     def _site(self, turn: Turn, own: _Context, kind: _Kind, training: bool = False) -> Site:
         """A client's site; it notes if the round's number matters, for then a recording serves that round only."""
-        watched = _watched(lambda: self._reads_round.add(kind))
-        return watched(turn.recipe.model, round=turn.round, rounds=turn.recipe.rounds, training=training, **own)
+        rounds: dict[str, Any] = {"round": turn.round, "rounds": turn.recipe.rounds}
+        told: dict[str, Any] = {"training": training, "on_round": lambda: self._reads_round.add(kind)}
+        return _Watched(turn.recipe.model, **own, **rounds, **told)
 
     # The steps of a round.
 
@@ -170,13 +181,19 @@ class Stacked:
         return self._made_once(turn, kind, context, lambda: Recorded(function, self._device))
 
     def _made_once(self, turn: Turn, kind: _Kind, context: _Context, make: Callable[[], _Made]) -> _Made:
-        """What was made for this kind of work and these shapes before; made anew where the round's number matters."""
+        """What was made for this kind of work and these shapes before; made anew where the round's number matters.
+
+        What was not used in this round or the last is given up when something new is made: every recording keeps the
+        memory it needs to itself.
+        """
         shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(context))
         number = turn.round if kind in self._reads_round else 0
         key = (kind, *context["received"], shapes)
         before = self._made.get(key)
-        made: _Made = make() if before is None or before[0] != number else before[1]
-        self._made[key] = (number, made)
+        if before is None:  # a server that comes to know more clients sends other shapes every round
+            self._made = {key: kept for key, kept in self._made.items() if kept.used >= turn.round - 1}
+        made: _Made = make() if before is None or before.round != number else before.work
+        self._made[key] = _Kept(made, number, turn.round)
         return made
 
     def _personalise(self, part: list[Turn], evaluate: bool) -> list[Received]:
@@ -202,22 +219,22 @@ class _Scored(LocalClient):
 
     def __init__(self, recipe: Recipe, data: ClientData, on_round: Callable[[], None]) -> None:
         super().__init__(recipe, data)
-        self._kind = _watched(on_round)
+        self._on_round = on_round
 
     def _site(self, received: Params, position: int | Tensor, round: int) -> Site:
-        return self._kind(**vars(super()._site(received, position, round)))
+        return _Watched(**vars(super()._site(received, position, round)), on_round=self._on_round)
 
 
-def _watched(on_round: Callable[[], None]) -> type[Site]:
+@dataclass(frozen=True)
+class _Watched(Site):
     """A `Site` that tells when somebody asks it for the round."""
 
-    class Watched(Site):
-        def __getattribute__(self, name: str) -> Any:
-            if name == "round":
-                on_round()
-            return super().__getattribute__(name)
+    on_round: Callable[[], None] = lambda: None
 
-    return Watched
+    def __getattribute__(self, name: str) -> Any:
+        if name == "round":
+            object.__getattribute__(self, "on_round")()
+        return super().__getattribute__(name)
 
 
 def _own_rows(turn: Turn) -> StackedParams:

@@ -133,11 +133,11 @@ class Stepper:
         self._shares = steps.shares().to(device)
         self._at = torch.zeros(1, dtype=torch.int64, device=device)
         self._optimiser = self._training.new_optimiser(list(self._free.values()))
-        names = list(params)
+        names, of_all = list(params), self._loss  # not self, which would keep itself, and its recording, alive
 
         def loss(free: Params, fixed: Params, batch: Batch, context: Any) -> Tensor:
             mine = {name: free[name] if name in free else fixed[name] for name in names}
-            return self._loss(mine, batch, context)
+            return of_all(mine, batch, context)
 
         one_seed = vmap(loss, in_dims=(0, 0, 0, self._context_dims), randomness="different")
         self._losses = vmap(one_seed, randomness="different")
