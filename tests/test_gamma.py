@@ -36,8 +36,8 @@ from fedc2i.training import Batch
 from helpers import QUICK, call, write_arrays
 from oracles.fedc2i import Problem, by_powers
 
-EACH = ("ramp(4)", "scaled(7)", "perplexity(2)")
-ALLOWED = re.escape("number | ramp(number) | scaled(number) | perplexity(number from 1)")
+EACH = ("ramp(4)", "scaled(7)", "perplexity(2)", "perplexity(40%)")
+ALLOWED = re.escape("number | ramp(number) | scaled(number) | perplexity(number from 1 or share such as 40%)")
 INF, NAN = float("inf"), float("nan")
 
 
@@ -496,4 +496,41 @@ def test_on_the_command_line(make_federation: Callable[..., Federation], tmp_pat
         refused = call("run", wrong, *quick)
         assert refused.code == 2
         assert refused.err.count("\n") == 1
-        assert "perplexity(number from 1)" in refused.err
+        assert "perplexity(number from 1 or share such as 40%)" in refused.err
+
+
+# Shares.
+
+
+@given(
+    share=st.floats(5, 100),
+    losses=st.lists(st.floats(0.1, 10), min_size=3, max_size=30, unique=True),
+    left_out=st.integers(0, 2),
+)
+@settings(max_examples=60)
+def test_a_share_is_of_the_models_that_take_part(share: float, losses: list[float], left_out: int) -> None:
+    values = torch.tensor(losses, dtype=torch.float64)
+    valid = everyone(values)
+    valid[:left_out] = False
+    wanted = max(1.0, share / 100 * int(valid.sum()))
+    got, gamma = perplexity(f"{share}%").weights(values, valid, NoClock())
+    want, same = perplexity(wanted).weights(values, valid, NoClock())
+    assert_close(got, want, rtol=1e-6, atol=1e-9)
+    assert_close(gamma, same, rtol=1e-6, atol=1e-9)
+
+
+def test_a_share_of_each_class_by_hand() -> None:
+    """Two of four, where the largest two are equal and far above the others: half each."""
+    losses = torch.tensor([[4.0, 4.0], [4.0, 4.0], [1e-3, 1e-3], [1e-3, 1e-3]])
+    valid = torch.tensor([[True, True], [True, True], [True, False], [True, True]])
+    weights, _ = perplexity("50%").weights(losses, valid, NoClock())
+    assert_close(weights[:, 0], torch.tensor([0.5, 0.5, 0.0, 0.0]), atol=1e-3, rtol=0)
+    assert_close(effective(weights[:, 1]).item(), 2.0, atol=1e-3, rtol=0)  # 1.5 of three, but two are equal
+
+
+@pytest.mark.parametrize("bad", ["0%", "101%", "-3%", "%", "4 0%", "nan%", "inf%"])
+def test_bad_shares(bad: str) -> None:
+    with pytest.raises(UserError, match="perplexity takes a share above 0% and up to 100%"):
+        perplexity(bad)
+    with pytest.raises(UserError, match=ALLOWED):
+        FedC2I(gamma=f"perplexity({bad})")  # type: ignore[arg-type]

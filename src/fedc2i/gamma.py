@@ -4,7 +4,8 @@ The paper has one γ for all and leaves adaptive ones to future work. Wherever �
 
     ramp(γ)        γ·t/(T − 1) in round t = 0..T − 1: FedAvg at first, full sensitivity in the last round
     scaled(γ)      γ·(M − 1)/4 for M models: leaving one of M out moves their mean by 1/(M − 1), and the losses with it
-    perplexity(k)  what gives weights of k effective models, exp(entropy) = k, to each client and each class
+    perplexity(k)  what gives weights of k effective models, exp(entropy) = k, to each client and each class;
+                   with a share, perplexity(40%), k is that share of the models
 
 An object is the text that makes it, ``ramp(10)``, on command lines, in TOML files and in tables alike.
 """
@@ -49,7 +50,7 @@ class Gamma(str):
     word: ClassVar[str]
     least: ClassVar[float] = 0.0
     usual: ClassVar[float | None] = None  # what the bare word stands for
-    allowed: ClassVar[str] = "ramp(number) | scaled(number) | perplexity(number from 1)"
+    allowed: ClassVar[str] = "ramp(number) | scaled(number) | perplexity(number from 1 or share such as 40%)"
 
     @staticmethod
     def parse(value: Any) -> Gamma:
@@ -62,6 +63,8 @@ class Gamma(str):
         kind = next((kind for kind in (Ramp, Scaled, Perplexity) if found and found[1] == kind.word), None)
         if found is None or kind is None:
             raise ValueError(value)
+        if found[2] is not None and kind is Perplexity and found[2].strip().endswith("%"):
+            return Perplexity.of_share(float(found[2].strip()[:-1]))
         if found[2] is not None:
             return kind.of(float(found[2]))
         if kind.usual is None:
@@ -73,14 +76,12 @@ class Gamma(str):
         """With this number."""
         if isinstance(amount, bool) or not cls.least <= amount < math.inf:
             raise ValueError(amount)
-        amount = float(amount) + 0.0  # no negative zero
-        short = f"{amount:g}"
-        return cls(f"{cls.word}({short if float(short) == amount else repr(amount)})")
+        return cls(f"{cls.word}({_short(amount)})")
 
     @property
     def amount(self) -> float:
         """The number in brackets."""
-        return float(self[len(self.word) + 1 : -1])
+        return float(self[len(self.word) + 1 : -1].rstrip("%"))
 
     def value(self, losses: Tensor, valid: Tensor, site: Clock) -> float | Tensor:
         """γ: a number, ``()`` or, of losses ``(K, C)``, one for each column."""
@@ -125,6 +126,18 @@ class Perplexity(Gamma):
     word = "perplexity"
     least = 1.0
 
+    @classmethod
+    def of_share(cls, percent: float) -> Gamma:
+        """With so many in a hundred of the models that take part."""
+        if not 0 < percent <= 100:
+            raise ValueError(percent)
+        return cls(f"{cls.word}({_short(percent)}%)")
+
+    def models(self, count: Tensor) -> Tensor:
+        """k, of ``count`` models that take part: at least one."""
+        share = self.endswith("%)")
+        return (count * (self.amount / 100)).clamp(min=1.0) if share else torch.full_like(count, self.amount)
+
     def weights(
         self, losses: Tensor, valid: Tensor, site: Clock, not_finite: Literal["zero", "largest"] = "zero"
     ) -> tuple[Tensor, Tensor]:
@@ -137,12 +150,13 @@ class Perplexity(Gamma):
         logs = logs.double()
         top = torch.where(part, logs, -torch.inf).amax(0)
         below = torch.where(part, logs - top, 0.0)  # differences, lest γ magnify the rounding of what all share
+        wanted = self.models(part.sum(0).to(logs.dtype))
         low, high = torch.full_like(top, math.log(SMALLEST)), torch.full_like(top, math.log(LARGEST))
         for _ in range(STEPS):
             middle = (low + high) / 2
-            flat = effective(middle.exp() * below, part) > self.amount
+            flat = effective(middle.exp() * below, part) > wanted
             low, high = torch.where(flat, middle, low), torch.where(flat, high, middle)
-        gamma = torch.where(part.sum(0) > self.amount, ((low + high) / 2).exp(), 0.0)
+        gamma = torch.where(part.sum(0) > wanted, ((low + high) / 2).exp(), 0.0)
         return softmax_over(part, (gamma * below).to(losses.dtype)), gamma.to(losses.dtype)
 
 
@@ -163,9 +177,24 @@ def scaled(gamma: float = 5.0) -> Gamma:
     return _made(Scaled, gamma)
 
 
-def perplexity(models: float) -> Gamma:
-    """γ that gives every client, and each of its classes, this many effective models, its own among them."""
-    return _made(Perplexity, models)
+def perplexity(models: float | str) -> Gamma:
+    """γ that gives every client, and each of its classes, this many effective models, its own among them.
+
+    Args:
+        models: their number, or their share of those that take part, such as ``"40%"``.
+    """
+    if not isinstance(models, str) or not models.endswith("%"):
+        return _made(Perplexity, models)  # type: ignore[arg-type]  # a text that is no share is refused
+    try:
+        return Gamma.parse(f"{Perplexity.word}({models})")
+    except ValueError:
+        raise UserError(f"perplexity takes a share above 0% and up to 100%, got {models}") from None
+
+
+def _short(amount: float) -> str:
+    amount = float(amount) + 0.0  # no negative zero
+    short = f"{amount:g}"
+    return short if float(short) == amount else repr(amount)
 
 
 def _made(kind: type[Gamma], amount: float) -> Gamma:
