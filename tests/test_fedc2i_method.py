@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from fedc2i.data.federation import Federation
+from fedc2i.engine import Settings, federate
 from fedc2i.engine.client import ClientData, LocalClient, Recipe
 from fedc2i.errors import UserError
 from fedc2i.methods import Method
@@ -22,7 +23,7 @@ from fedc2i.models import Model, split
 from fedc2i.params import Params, relay, stack
 from fedc2i.training import Batch, Training
 from oracles import assert_same_model
-from oracles.fedc2i import Problem, by_powers
+from oracles.fedc2i import Problem, by_powers, class_losses, client_losses, mixed_body, mixed_head
 
 GAMMA = 3.0
 MISSING = 4  # the class that the client of `problem` has no sample of
@@ -138,6 +139,122 @@ def test_gamma_zero_is_fedavg_bit_for_bit(influence: Any, model: Model) -> None:
     start, _ = FedC2I(gamma=0, influence=influence).personalise(own, batch, site)
     for name, tensor in mean.shared.items():
         assert torch.equal(start[name], tensor)
+
+
+# Old models.
+
+
+def uploads_of(problem: Problem, ages: list[int]) -> Uploads:
+    count = len(problem.models)
+    return Uploads(stack(problem.models), tuple(range(count)), torch.ones(count), torch.tensor(ages), round=9)
+
+
+@pytest.mark.parametrize(
+    ("max_age", "ages", "kept"),
+    [
+        (0, [0, 3, 0, 1], (0, 2)),
+        (1, [0, 3, 0, 1], (0, 2, 3)),
+        (9, [0, 3, 0, 1], (0, 1, 2, 3)),
+        (0, [2, 3, 5, 2], (0, 3)),
+    ],
+    ids=["this round's", "up to one", "all", "the youngest if none is young enough"],
+)
+def test_old_models_are_not_sent(problem: Problem, max_age: int, ages: list[int], kept: tuple[int, ...]) -> None:
+    download, _ = FedC2I(max_age=max_age).combine(uploads_of(problem, ages), {})
+    assert download.clients == kept
+    for name, tensor in stack([problem.models[k] for k in kept]).items():
+        assert torch.equal(download.shared[name], tensor)
+
+
+@pytest.mark.parametrize("class_features", ["own", "aggregated"])
+def test_a_client_whose_model_is_old_measures_with_the_mean(class_features: Any) -> None:
+    """As if the mean of the models it received were its own, and had not been sent."""
+    everyone = Problem.draw(clients=4, classes=5, labels=[0, 1, 2, 3], samples=7, position=2, seed=5)
+    others = [everyone.models[k] for k in (0, 1, 3)]
+    received = relay(stack(others))
+    site = Site(split(everyone.build, head="2"), torch.ones(5), torch.tensor(-1), received)
+    batch = Batch(everyone.x, everyone.y, torch.ones(7).double())
+    method = FedC2I(gamma=GAMMA, max_age=0, class_features=class_features)
+    start, report = method.personalise(everyone.own, batch, site)
+    mean = {name: tensor.mean(0) for name, tensor in stack(others).items()}
+    vector = by_powers(client_losses(everyone.build, everyone.head, others, mean, everyone.x, everyone.y), GAMMA)
+    assert_close(report["influence_vector"], vector)
+    body = mixed_body(others, everyone.head, vector)
+    seen = {**mean, **(body if class_features == "aggregated" else {})}
+    matrix = by_powers(class_losses(everyone.build, everyone.head, others, seen, everyone.x, everyone.y), GAMMA)
+    assert_same_model(start, {**body, **mixed_head(others, everyone.head, matrix)}, rtol=1e-9)
+
+
+def test_what_a_client_keeps_private_stays_its_own(problem: Problem) -> None:
+    received = relay(stack([problem.models[k] for k in (0, 1, 3)]))
+    site = Site(split(problem.build, head="2"), torch.ones(5), torch.tensor(-1), received)
+    batch = Batch(problem.x, problem.y, torch.ones(len(problem.y)).double())
+    start, _ = FedC2I(gamma=GAMMA, max_age=0, variant="class-local").personalise(problem.own, batch, site)
+    for name, tensor in part(problem, problem.own, head=False).items():
+        assert torch.equal(start[name], tensor)
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+def test_gamma_zero_without_old_models_is_fedavg_when_few_take_part(
+    executor: Any, model: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation = make_federation(sizes=(9, 12, 7, 9, 8))
+    settings = Settings(rounds=4, clients_per_round=2, training=Training(batch_size=5), executor=executor)
+    both = [federate(method, model, federation, settings, (0,)) for method in (FedAvg(), FedC2I(gamma=0, max_age=0))]
+    for point in ("trained", "received"):
+        want, got = (getattr(own[0], point) for own in both)
+        for name, tensor in want.items():
+            assert torch.equal(got[name], tensor), (point, name)
+    kept = federate(FedC2I(gamma=0), model, federation, settings, (0,))
+    assert not torch.equal(kept[0].received[name], both[0][0].received[name])
+
+
+@pytest.mark.parametrize("bad", [-1, 1.5, True, "old"])
+def test_bad_max_age(bad: Any) -> None:
+    with pytest.raises(UserError, match="max_age must be a whole number of at least 0"):
+        FedC2I(max_age=bad)
+
+
+def test_max_age_with_top_k() -> None:
+    with pytest.raises(UserError, match="top_k and max_age cannot be used together"):
+        FedC2I(max_age=0, top_k=2)
+
+
+# The weight of the client's own model.
+
+
+@pytest.mark.parametrize("position", [2, -1], ids=["among those received", "not among them"])
+def test_own_weight_equal_by_hand(problem: Problem, position: int) -> None:
+    """Of four models the own has a quarter, and the others share the rest by their influence."""
+    site = Site(split(problem.build, head="2"), torch.ones(5), torch.tensor(position), relay(stack(problem.models)))
+    losses = torch.tensor([1.0, 2.0, 100.0, 3.0])
+    weights, _ = FedC2I(own_weight="equal")._weigh(losses, 1.0, torch.ones(4, dtype=torch.bool), site)
+    want = [0.125, 0.25, 0.25, 0.375] if position == 2 else [1 / 106, 2 / 106, 100 / 106, 3 / 106]
+    assert_close(weights, torch.tensor(want))
+
+
+def test_own_weight_equal_for_each_class(problem: Problem) -> None:
+    usable = torch.tensor([[True, True], [True, True], [True, False], [True, False]])
+    site = Site(split(problem.build, head="2"), torch.ones(5), torch.tensor(2), relay(stack(problem.models)))
+    losses = torch.tensor([[1.0, 1.0], [2.0, 3.0], [9.0, 9.0], [1.0, 9.0]])
+    weights, _ = FedC2I(own_weight="equal")._weigh(losses, 1.0, usable, site)
+    assert_close(weights, torch.tensor([[0.1875, 0.25], [0.375, 0.75], [0.25, 0.0], [0.1875, 0.0]]))
+
+
+def test_own_weight_equal_in_an_exchange(problem: Problem) -> None:
+    start, report = personalise(problem, own_weight="equal")
+    vector = report["influence_vector"]
+    others = torch.tensor([k for k in range(4) if k != problem.position])
+    powers = problem.client_losses()[others] ** GAMMA
+    assert_close(vector[problem.position].item(), 0.25)
+    assert_close(vector[others], 0.75 * powers / powers.sum())
+    assert_same_model(part(problem, start, head=False), problem.mixed_body(vector), rtol=1e-9)
+
+
+def test_own_weight_equal_of_a_single_model(problem: Problem) -> None:
+    site = Site(split(problem.build, head="2"), torch.ones(5), torch.tensor(0), relay(stack(problem.models[:1])))
+    weights, _ = FedC2I(own_weight="equal")._weigh(torch.ones(1), 5.0, torch.ones(1, dtype=torch.bool), site)
+    assert weights.tolist() == [1.0]
 
 
 def recipe(method: Method, model: Model) -> Recipe:
@@ -269,6 +386,7 @@ LEAVES: dict[str, set[str]] = {
     "fedrod": BODY | HEAD,
     "pfedgraph": BODY | HEAD,
     "fedc2i-plus": BODY | HEAD,
+    "fedc2i-many": BODY | HEAD,
     "fedavg-plus": BODY | HEAD,
     "fedprox-plus": BODY | HEAD,
     "fedrep-plus": BODY,

@@ -27,7 +27,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedc2i.errors import UserError
 from fedc2i.models import Model
 from fedc2i.options import check_at_least, option
-from fedc2i.params import Params, Stacked, floating, mix, select, uniform
+from fedc2i.params import Params, Stacked, floating, mix, rows, select, uniform
 from fedc2i.training import Batch
 
 Part = Literal["all", "body", "head"]
@@ -105,6 +105,21 @@ class Uploads:
     ages: Tensor
     round: int = 0
     reports: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def recent(self, age: int) -> Uploads:
+        """Those sent at most so many rounds ago; the youngest if all are older."""
+        ages = self.ages.tolist()
+        kept = [k for k, own in enumerate(ages) if own <= max(age, min(ages))]
+        if len(kept) == len(ages):
+            return self
+        return Uploads(
+            rows(self.tensors, kept),
+            tuple(self.clients[k] for k in kept),
+            self.samples[kept],
+            self.ages[kept],
+            self.round,
+            {name: values[kept][:, kept] for name, values in self.reports.items()},
+        )
 
 
 @dataclass(frozen=True)

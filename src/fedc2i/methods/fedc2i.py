@@ -12,6 +12,13 @@ paper leaves a choice, it is an option below, and the default is our reading.
 Every client receives every model. ``top_k`` is ours and saves most of that: between rounds of full exchange a client
 receives only the models it weighted most at the last exchange and one other, drawn at random, and measures influence
 among those and its own. For that it tells the server its weights.
+
+Where only some clients train in a round, the server keeps the last model of every client, and those of many rounds ago
+hold the mean back. With ``max_age`` old models are left out, the client's own like any other; a client whose model is
+not among those received measures with their mean in its place. ``max_age=0`` with γ = 0 is FedAvg then, too.
+
+A client's own model has seen the samples that influence is measured on, so with few samples the client seems to help
+itself more than it does; ``own_weight=equal`` gives it an equal share and measures the others.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.candidates import CANDIDATES, beside, choose, scores, spread
+from fedc2i.errors import UserError
 from fedc2i.gamma import Clock, Gamma
 from fedc2i.influence import (
     class_losses_of_heads,
@@ -83,16 +91,23 @@ class FedC2I(Method):
     not_finite: Literal["zero", "largest"] = option(
         "zero", "a model without which the loss is not finite: no influence, or that of the largest loss"
     )
+    own_weight: Literal["measured", "equal"] = option(
+        "measured", "of a client's own model: by its influence like any other's, or an equal share"
+    )
     top_k: int = option(0, "how many models a client receives, those it weighted most, and one at random; 0: all")
     refresh: int = option(5, "top_k: everyone receives all models in every refresh-th round, and in the first")
+    max_age: int | None = option(None, "models sent more rounds ago than this count no longer; none: all count")
 
     def __post_init__(self) -> None:
         check_choice(self, "variant", "head", "class_features", "influence", "influence_split", "missing")
-        check_choice(self, "untrained_rows", "not_finite")
+        check_choice(self, "untrained_rows", "not_finite", "own_weight")
         check_gammas(self)
         check_whole(self, 1, "influence_samples", also="all")
         check_whole(self, 0, "top_k")
         check_whole(self, 1, "refresh")
+        check_whole(self, 0, *([] if self.max_age is None else ["max_age"]))
+        if self.top_k and self.max_age is not None:
+            raise UserError("top_k and max_age cannot be used together: a client is sent models that may be old")
 
     @property
     def probe(self) -> Probe:
@@ -111,6 +126,7 @@ class FedC2I(Method):
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """Relays every model to everyone; with ``top_k`` a few to each, except in rounds of full exchange."""
+        uploads = uploads if self.max_age is None else uploads.recent(self.max_age)
         models = relay(uploads.tensors)
         few = 0 < self.top_k < len(uploads.clients) - 2  # fewer than all the others
         if not few or not uploads.reports or uploads.round % self.refresh == 0:
@@ -157,13 +173,14 @@ class FedC2I(Method):
         valid = site.received[VALID]
         bodies, heads = select(peers, model.body_names), select(peers, model.head_names)
         batch = batch._replace(x=scale(batch.x, own[model.head_names[0]].dtype))  # once, not for every forward pass
-        measures = _can_measure(own, site)
+        present = own if self.max_age is None else _own_or_mean(own, peers, valid, site)
+        measures = _can_measure(present, site) if self.max_age is None else _is_sound(present)
         report: dict[str, Tensor] = {"left_out": ~valid}
 
-        body_weights = self._body_weights(own, bodies, valid, measures, batch, site, report)
+        body_weights = self._body_weights(present, bodies, valid, measures, batch, site, report)
         start = {**own, **mix(body_weights, bodies)} if self.variant != "class-local" else own
-        body = own if self.class_features == "own" else start
-        head_weights = self._head_weights(own, body, heads, body_weights, valid, measures, batch, site, report)
+        body = present if self.class_features == "own" else start
+        head_weights = self._head_weights(present, body, heads, body_weights, valid, measures, batch, site, report)
         start = {**start, **{name: mix_tensor(head_weights, rows) for name, rows in heads.items()}}
 
         if self.variant != "full":  # there both weights are equal already where nothing can be measured
@@ -194,7 +211,7 @@ class FedC2I(Method):
             losses = client_losses(loss, bodies, valid)
         else:
             losses = first_order_losses(loss, bodies, valid, select(bodies, site.model.trainable))
-        weights, gamma = weigh(losses, self.gamma, valid, site, self.not_finite)
+        weights, gamma = self._weigh(losses, self.gamma, valid, site)
         if gamma is not None:
             report["gamma"] = torch.where(measures, gamma, torch.nan)
         weights = fill_empty(weights, _own_or(everyone, valid, site))
@@ -229,7 +246,7 @@ class FedC2I(Method):
         logits = site.model.head(own, features)
         losses = class_losses_of_heads(logits, features, weight, bias, batch.y, batch.w, usable)
         gamma = self.gamma if self.gamma_class is None else self.gamma_class
-        weights, used_gamma = weigh(losses, gamma, usable, site, self.not_finite)
+        weights, used_gamma = self._weigh(losses, gamma, usable, site)
         if used_gamma is not None:  # for each entry of Λ: in a report (C,) could be taken for one number per client
             used = measures & usable & (site.counts > 0 if self.missing != "formula" else True)
             report["gamma_class"] = torch.where(used, used_gamma, torch.nan)
@@ -240,6 +257,16 @@ class FedC2I(Method):
         weights = torch.where(measures, weights, everyone[:, None])
         report.update(class_losses=losses, influence_matrix=weights)
         return weights
+
+    def _weigh(self, losses: Tensor, gamma: float | Gamma, usable: Tensor, site: Site) -> tuple[Tensor, Tensor | None]:
+        """Losses ``(K,)`` or ``(K, C)`` to weights, and the γ that an adaptive one came to."""
+        if self.own_weight == "measured":
+            return weigh(losses, gamma, usable, site, self.not_finite)
+        mine = F.one_hot(site.position.clamp(min=0), len(losses)).to(torch.bool) & (site.position >= 0)
+        mine = mine.reshape(-1, *[1] * (losses.ndim - 1)) & usable
+        weights, used = weigh(losses, gamma, usable & ~mine, site, self.not_finite)
+        share = mine.to(losses.dtype) / usable.sum(0).clamp(min=1)
+        return share + weights * (1 - share.sum(0)), used
 
 
 def check_gammas(method: Any) -> None:
@@ -261,7 +288,17 @@ def weigh(
 
 def _can_measure(own: Params, site: Site) -> Tensor:
     """Whether the client has trained before and its model is sound; one that has not starts from the plain mean."""
-    return (site.position >= 0) & finite({name: tensor[None] for name, tensor in own.items()})[0]
+    return (site.position >= 0) & _is_sound(own)
+
+
+def _is_sound(model: Params) -> Tensor:
+    return finite({name: tensor[None] for name, tensor in model.items()})[0]
+
+
+def _own_or_mean(own: Params, peers: Stacked, valid: Tensor, site: Site) -> Params:
+    """The model that a client measures with: its own, or the mean of those received if its own is not among them."""
+    mean = mix(equal_share(valid, next(iter(peers.values()))), peers)
+    return {**own, **{name: torch.where(site.position >= 0, own[name], tensor) for name, tensor in mean.items()}}
 
 
 def _own_or(everyone: Tensor, valid: Tensor, site: Site) -> Tensor:
