@@ -32,6 +32,7 @@ from fedc2i.many import (
 from fedc2i.mass import Mass, domain_of
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.fedc2i_many import FedC2IMany
 from fedc2i.report import many as tables
 from fedc2i.store import Store
 from helpers import DIGIT5, Answer, blank_federation, call, files_below, made_up
@@ -76,6 +77,16 @@ def test_mass_by_hand() -> None:
     assert (mass.domain, mass.itself, mass.peers) == pytest.approx((0.6375, 0.4, 0.2375))
     assert (mass.uniform, mass.uniform_itself, mass.gamma) == (0.5, 0.25, 5.0)
     assert (mass.times, mass.peers_times) == pytest.approx((1.275, 0.95))
+
+
+def test_mass_with_clients_whose_own_model_was_too_old() -> None:
+    """Only a/1 and b/2 have sent lately; a/2 measures all the same, and gives nothing to itself."""
+    vectors = np.full((4, 4), NAN)
+    vectors[:3, [0, 3]] = [[0.7, 0.3], [0.9, 0.1], [0.2, 0.8]]
+    mass = Mass.of(vectors, ("a/1", "a/2", "b/1", "b/2"), strangers=True)
+    assert mass.domain == pytest.approx((0.7 + 0.9 + 0.8) / 3)
+    assert mass.itself == pytest.approx(0.7 / 3)
+    assert (mass.uniform, mass.uniform_itself) == pytest.approx((0.5, 0.5 / 3))
 
 
 def test_mass_is_of_the_clients_that_measured() -> None:
@@ -436,7 +447,8 @@ def test_all_that_the_issue_asks_for_is_planned(data: Path, monkeypatch: pytest.
                 many.Many({"seeds": "0"}, Store(data), clients, split)
     assert [name for name, _ in asked] == ["iid:10", "dirichlet:10:0.5", "iid:20", "dirichlet:20:0.5"]
     gammas = [5.0, "scaled(5)", "ramp(10)", "perplexity(20)"]
-    assert asked[-1][1] == [FedAvg(), *(FedC2I(gamma=g, influence=form) for g in gammas for form in INFLUENCE)]  # type: ignore[arg-type]
+    rows = [FedC2I(gamma=g, influence=form) for g in gammas for form in INFLUENCE]  # type: ignore[arg-type]
+    assert asked[-1][1] == [FedAvg(), *rows, *(FedC2IMany(influence=form) for form in INFLUENCE)]  # type: ignore[arg-type]
     assert len(GAMMAS) == len(gammas)
 
 
@@ -456,7 +468,7 @@ def test_all_that_the_issue_asks_for_is_planned(data: Path, monkeypatch: pytest.
         (("--participation", "0%"), "shares of the clients such as 20%, up to 100%, got '0%'"),
         (("--participation", "101%"), "up to 100%, got '101%'"),
         (("--participation", "20%,20.0%"), "all different"),
-        (("--gammas", "5"), "of fixed, scaled, ramp, perplexity, got '5'"),
+        (("--gammas", "5"), "of fixed, scaled, ramp, perplexity, many, got '5'"),
         (("--influence", "exact,"), "of exact, first-order, got 'exact,'"),
         (("--seeds", "x"), "seeds must be whole numbers"),
         (("--rounds", "0"), "rounds"),

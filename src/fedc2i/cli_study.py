@@ -84,7 +84,7 @@ def many(
     clients: Annotated[str, typer.Option(help="For each of the five domains.")] = "10,20",
     splits: Annotated[str, typer.Option(help="even, skewed (Dirichlet 0.5) or both.")] = "even,skewed",
     participation: Annotated[str, typer.Option(help="Shares of the clients that train in a round.")] = "100%,20%",
-    gammas: Annotated[str, typer.Option(help="Of FedC²I.")] = "fixed,scaled,ramp,perplexity",
+    gammas: Annotated[str, typer.Option(help="Of FedC²I; many is fedc2i-many.")] = "fixed,scaled,ramp,perplexity,many",
     influence: Annotated[str, typer.Option(help="exact, which is slow, first-order or both.")] = "exact,first-order",
     rounds: Rounds = None,
     out: Out = Path("results"),

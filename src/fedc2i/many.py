@@ -27,6 +27,7 @@ from fedc2i.mass import Mass
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.fedc2i_many import FedC2IMany
 from fedc2i.plans import Observer, Plan, prepare
 from fedc2i.results import Array, Result
 from fedc2i.store import Store
@@ -43,6 +44,7 @@ GAMMAS: Mapping[str, Callable[[int], float | Gamma]] = {  # by the clients of a 
     "ramp": lambda clients: ramp(10),
     "perplexity": perplexity,  # weights spread evenly over a domain have as many effective models as it has clients
 }
+MANY = "many"  # the preset for many clients, whose γ is adaptive, too
 INFLUENCE = ("exact", "first-order")
 TIMES = 2.0  # the uniform share that is to be kept within the domain
 TOLERANCE = 0.02  # of the mass, between first-order and exact influence: a tenth of the uniform share
@@ -101,7 +103,8 @@ def _mass(result: Result, seed: int) -> Mass:
     fixed = getattr(result.method, "gamma", math.nan)
     used = last.get("gamma", nothing[0]) if isinstance(fixed, Gamma) else np.array([fixed])
     gamma = float(np.nanmean(used)) if np.isfinite(used).any() else math.nan
-    return Mass.of(last.get("influence_vector", nothing), names, gamma)
+    strangers = getattr(result.method, "max_age", None) is not None
+    return Mass.of(last.get("influence_vector", nothing), names, gamma, strangers)
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,7 @@ class Many:
         clients: str = "10,20",
         splits: str = ",".join(SPLITS),
         participation: str = ",".join(PARTICIPATION),
-        gammas: str = ",".join(GAMMAS),
+        gammas: str = ",".join((*GAMMAS, MANY)),
         influence: str = ",".join(INFLUENCE),
     ) -> None:
         """Plans all runs, with ``settings``, among them ``seeds``, over the preset; the others are lists with commas.
@@ -216,7 +219,7 @@ class Many:
         Raises:
             UserError: for anything that is unknown or does not fit.
         """
-        wanted = _listed("--gammas", gammas, GAMMAS), _listed("--influence", influence, INFLUENCE)
+        wanted = _listed("--gammas", gammas, (*GAMMAS, MANY)), _listed("--influence", influence, INFLUENCE)
         self._keys = list(itertools.product(*wanted))
         self._store = store
         self._plans: dict[Setting, list[Plan]] = {}
@@ -224,7 +227,7 @@ class Many:
         shares = _shares("--participation", participation)
         for count, split in itertools.product(counts, ways):
             methods: list[Method] = [FedAvg()]
-            methods += [FedC2I(gamma=GAMMAS[gamma](count), influence=form) for gamma, form in self._keys]  # type: ignore[arg-type]
+            methods += [_method(gamma, form, count) for gamma, form in self._keys]
             chosen = {"partition": SPLITS[split].format(count), "evaluate_every": 0}
             plans = prepare(methods, {**chosen, **settings}, DATA)
             for share in shares:
@@ -243,6 +246,10 @@ class Many:
         """Computes what is missing of a setting, and measures all of it."""
         fedavg, *rows = (Measured.of(self._store.compute(plan, observer)) for plan in self._plans[setting])
         return Compared(fedavg, dict(zip(self._keys, rows, strict=True)))
+
+
+def _method(gamma: str, form: Any, clients: int) -> FedC2I:
+    return FedC2IMany(influence=form) if gamma == MANY else FedC2I(gamma=GAMMAS[gamma](clients), influence=form)
 
 
 def _listed(option: str, text: str, allowed: Sequence[str] | Mapping[str, Any]) -> list[str]:

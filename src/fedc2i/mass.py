@@ -30,22 +30,25 @@ class Mass:
     gamma: float
 
     @classmethod
-    def of(cls, vectors: Array, names: Sequence[str], gamma: float = math.nan) -> Mass:
+    def of(cls, vectors: Array, names: Sequence[str], gamma: float = math.nan, strangers: bool = False) -> Mass:
         """From the λ of one exchange, ``(M, M)``, row m what client m measured of each client.
 
         Nan is what nobody measured: whole rows of clients outside the audience, and columns of clients that have sent
-        no model yet. A client whose own model is not among those received measured nothing either, and is left out.
+        no model yet. A client whose own model is not among those received measured nothing either, and is left out;
+        with ``strangers`` such clients did measure, and give nothing to themselves.
         """
         domains = np.array([domain_of(name) for name in names])
-        rows = np.flatnonzero(np.isfinite(np.diagonal(vectors)))
+        rows = np.flatnonzero(np.isfinite(vectors).any(1) if strangers else np.isfinite(np.diagonal(vectors)))
         if not len(rows):
             return cls(math.nan, math.nan, math.nan, math.nan, gamma)
         sent = np.isfinite(vectors[rows])
         peers = sent & (domains[rows, None] == domains)
         inside = np.where(peers, vectors[rows], 0.0).sum(1).mean()
         equal = 1 / sent.sum(1)
-        shares = (peers.sum(1) * equal).mean(), equal.mean()
-        return cls(float(inside), float(vectors[rows, rows].mean()), float(shares[0]), float(shares[1]), gamma)
+        there = np.isfinite(vectors[rows, rows])
+        shares = (peers.sum(1) * equal).mean(), np.where(there, equal, 0.0).mean()
+        itself = np.where(there, vectors[rows, rows], 0.0).mean()
+        return cls(float(inside), float(itself), float(shares[0]), float(shares[1]), gamma)
 
     @property
     def times(self) -> float:

@@ -24,6 +24,10 @@ PERPLEXITY_NOTE = (
     "perplexity(k) is told how many clients a domain has, k, though not which: weights spread evenly over the own "
     "domain have k effective models."
 )
+MANY_NOTE = (
+    "FedC²I for many: the preset fedc2i-many, chosen by validation accuracy at M = 100 with seeds 100 and 101. It "
+    "leaves old models out; the other rows keep every client's last model, however old."
+)
 POINTS_NOTE = "received: the model a client starts a round from; trained: after its local run."
 DIFFERENCE_NOTE = (
     "difference: minus FedAvg's {average} in points, mean over paired seeds with its standard error; wins / losses / "
@@ -38,7 +42,7 @@ FIRST_ORDER_NOTE = (
 
 def write(folder: Path, found: Found, said: Verdict, notes: list[str]) -> list[str]:
     """Every table as Markdown, CSV and LaTeX; returns the files' names."""
-    notes = [SETTING_NOTE, PERPLEXITY_NOTE, *notes]
+    notes = [SETTING_NOTE, PERPLEXITY_NOTE, MANY_NOTE, *notes]
     unsaid = [note for note in notes if note not in said.sentences]
     written = mass(found, notes).write(folder, "many-mass")
     written += accuracy(found, [*unsaid, *said.sentences]).write(folder, "many-accuracy")
