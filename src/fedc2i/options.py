@@ -8,7 +8,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
 
 
 def option(default: Any, about: str) -> Any:
@@ -57,7 +57,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
             return _convert_one(value, kind)
         except (ValueError, TypeError, OverflowError):
             continue
-    raise UserError(f"{where} must be {describe(hint)}, got '{value}'")
+    raise UserError(f"{where} must be {describe(hint)}, got '{one_line(value)}'")
 
 
 def _convert_one(value: Any, kind: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
 
 
 def is_plugin(name: str) -> bool:
@@ -25,8 +25,12 @@ def load(name: str) -> Any:
     """
     file, _, attribute = name.rpartition(":")
     path = Path(file)
-    if not path.is_file():
-        raise UserError(f"{file}: no such file")
+    try:
+        there = path.is_file()
+    except OSError:  # a name too long for a file's
+        there = False
+    if not there:
+        raise UserError(f"{one_line(file)}: no such file")
     module_name = f"fedc2i_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
@@ -36,7 +40,7 @@ def load(name: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # SystemExit: a script that parses its own arguments
-        raise UserError(f"{file}: {type(error).__name__}: {error}") from error
+        raise UserError(f"{file}: {type(error).__name__}: {one_line(error)}") from error
     cloudpickle.register_pickle_by_value(module)  # worker processes cannot import it by its name
     if not hasattr(module, attribute):
         public = sorted(found for found in vars(module) if not found.startswith("_"))

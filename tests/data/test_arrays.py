@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedc2i.data import arrays, from_arrays
+from fedc2i.data import arrays, from_arrays, limits, npz
 from fedc2i.data.federation import Federation
 from fedc2i.errors import UserError
 
@@ -189,6 +189,18 @@ def test_hostile_headers(tmp_path: Path, header: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("packing", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_a_packing_that_numpy_does_not_use(tmp_path: Path, packing: int) -> None:
+    """Of damaged LZMA Python raises an error of its own, and before that it makes as much room as the file says."""
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", packing) as archive:
+        archive.writestr("x_train.npy", bytes(5000))
+    raw = bytearray((tmp_path / "a.npz").read_bytes())
+    raw[60] ^= 0xFF
+    (tmp_path / "a.npz").write_bytes(raw)
+    with pytest.raises(UserError, match=r"a\.npz: packed in a way that numpy does not use, allowed are stored and"):
+        load(tmp_path)
+
+
 def test_unknown_version_of_the_format(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x_train.npy", b"\x93NUMPY\x03\x00" + bytes(100))
@@ -199,12 +211,12 @@ def test_unknown_version_of_the_format(tmp_path: Path) -> None:
 def test_zip_bomb_and_sheer_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "a", some() | {"x_train": np.zeros((6000, 8, 9), np.uint8), "y_train": np.zeros(6000, int)})
     assert len(load(tmp_path).clients[0].train) == 6000
-    monkeypatch.setattr(arrays, "RATIO_FREE_BYTES", 1000)
+    monkeypatch.setattr(npz, "RATIO_FREE_BYTES", 1000)
     with pytest.raises(UserError, match="x_train: unpacks to more than 200 times its size"):
         load(tmp_path)
-    monkeypatch.setattr(arrays, "MAX_RATIO", 2000)
-    monkeypatch.setattr(arrays, "MAX_BYTES", 100_000)
-    with pytest.raises(UserError, match=r"the arrays declare 4\d\d,\d\d\d bytes, allowed are 100,000"):
+    monkeypatch.setattr(npz, "RATIO_FREE_BYTES", 2**20)
+    monkeypatch.setattr(limits, "available", lambda: 900_000)  # less than twice of it
+    with pytest.raises(UserError, match=r"the arrays declare 4\d\d,\d\d\d bytes, but 900,000 bytes of memory are free"):
         load(tmp_path)
 
 

@@ -37,7 +37,7 @@ def load(
 
     Raises:
         UserError: for an unknown name or a size out of range, and for what the source or the partition
-        refuses.
+            refuses.
 
     Example:
         >>> load("embedded:scans,ink").names

@@ -2,39 +2,28 @@
 
 An archive holds ``x_train``, ``y_train``, ``x_test`` and ``y_test``, optionally ``x_validation`` and
 ``y_validation``, and ``classes``. Archives are taken as untrusted: nothing is unpickled, and the headers
-inside are checked against the limits below before any array is read.
+inside are checked against the file and the free memory before any array is read.
 """
 
 from __future__ import annotations
 
-import math
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedc2i.data import images
+from fedc2i.data import images, npz
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.data.folder import entries
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("x_validation", "y_validation")
-MAX_BYTES = 4 * 2**30  # of one client's arrays
-MAX_RATIO = 200  # unpacked to packed; real images stay far below
-RATIO_FREE_BYTES = 16 * 2**20  # below this a high ratio is harmless, and sorted labels may reach it
+COPIES = 2  # of a client's arrays that are in memory at once while they are read
 MAX_CLASSES = 10_000
 MIN_EDGE = 8  # also what tells channels from pixels
 SHAPES = "(N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W)"
-
-_DAMAGE = (
-    *(OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error),
-    *(SyntaxError, TypeError, MemoryError, tokenize.TokenError),  # NumPy parses a header as a Python literal
-)
 
 Array = np.ndarray[Any, Any]
 ClientArrays = Mapping[str, Array] | Sequence[Array]
@@ -118,16 +107,7 @@ def _checked(where: str, given: ClientArrays) -> dict[str, Array]:
         if len(given) != len(REQUIRED):
             raise UserError(f"{where}: {len(given)} arrays, expected are {', '.join(REQUIRED)}")
         given = dict(zip(REQUIRED, given, strict=True))
-    needed = REQUIRED + OPTIONAL if set(given) & set(OPTIONAL) else REQUIRED
-    for problem, keys in (
-        ("missing", [key for key in needed if key not in given]),
-        ("unknown", [key for key in given if key not in REQUIRED + OPTIONAL]),
-    ):
-        if keys:
-            raise UserError(
-                f"{where}: {problem} {', '.join(keys)}; needed are {', '.join(REQUIRED)}, "
-                f"optional are {', '.join(OPTIONAL)} and, in files, classes"
-            )
+    _refuse_keys(where, given)
     check = {"x": _images, "y": _labels}
     arrays = {key: check[key[0]](f"{where}, {key}", np.asarray(array)) for key, array in given.items()}
     arrays.setdefault("x_validation", arrays["x_train"][:0])
@@ -137,6 +117,20 @@ def _checked(where: str, given: ClientArrays) -> dict[str, Array]:
         if len(x) != len(y):
             raise UserError(f"{where}: x_{part} has {len(x)} images but y_{part} has {len(y)} labels")
     return arrays
+
+
+def _refuse_keys(where: str, given: Collection[str]) -> None:
+    """Refuses arrays too few or too many."""
+    needed = REQUIRED + OPTIONAL if set(given) & set(OPTIONAL) else REQUIRED
+    for problem, keys in (
+        ("missing", [key for key in needed if key not in given]),
+        ("unknown", [one_line(key) for key in given if key not in REQUIRED + OPTIONAL]),
+    ):
+        if keys:
+            raise UserError(
+                f"{where}: {problem} {', '.join(keys)}; needed are {', '.join(REQUIRED)}, "
+                f"optional are {', '.join(OPTIONAL)} and, in files, classes"
+            )
 
 
 def _images(where: str, x: Array) -> Array:
@@ -167,41 +161,10 @@ def _split(arrays: Mapping[str, Array], part: str, image_size: int | None) -> Sp
 
 
 def _read_archive(path: Path) -> dict[str, Array]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-            declared = sum(_declared_bytes(f"{path}, {key}", archive, members[key]) for key in members)
-            if declared > MAX_BYTES:
-                raise UserError(f"{path}: the arrays declare {declared:,} bytes, allowed are {MAX_BYTES:,}")
-            arrays = {}
-            for key, member in members.items():
-                with archive.open(member) as stream:
-                    arrays[key] = np.lib.format.read_array(stream, allow_pickle=False)
-            return arrays
-    except _DAMAGE as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: cannot be read as an .npz archive ({reason})") from None
-
-
-def _declared_bytes(where: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
-    """The size that an array's header declares, once it agrees with the archive and the packing is plausible."""
-    with archive.open(member) as stream:
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
-        else:
-            raise UserError(f"{where}: version {version} of the npy format, allowed are 1.0 and 2.0")
-        held = member.file_size - stream.tell()
-    if dtype.hasobject:
-        raise UserError(f"{where}: an array of Python objects; allowed are uint8 images, whole numbers and strings")
-    declared = math.prod(shape) * dtype.itemsize
-    if declared != held:
-        raise UserError(f"{where}: the header declares {declared:,} bytes but the archive holds {held:,}")
-    if member.file_size > max(RATIO_FREE_BYTES, MAX_RATIO * member.compress_size):
-        raise UserError(f"{where}: unpacks to more than {MAX_RATIO} times its size, which no real images do")
-    return declared
+    """The arrays that a client may have; unknown ones are refused before any is read."""
+    with npz.opened(path) as archive:
+        _refuse_keys(f"client '{path.stem}'", {*REQUIRED, *archive.names} - {"classes"})
+        return archive.read(archive.names, COPIES)
 
 
 def _class_names(path: Path, names: Array) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def manifest(path: Path) -> Manifest | None:
         )
         notes = tuple(str(note) for note in content["notes"])
         return Manifest(str(content["sha256"]), int(content["bytes"]), sources, notes)
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         raise UserError(f"{file}: not a manifest of converted data, {_AGAIN}") from None
 
 

@@ -10,7 +10,6 @@ import bz2
 import gzip
 import math
 import struct
-import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,10 +17,10 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import numpy as np
-from numpy.lib import format as npy
 
+from fedc2i.data import limits, npz
 from fedc2i.data.images import read_image
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
 
 Images: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Labels: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -32,10 +31,12 @@ MAX_BYTES = 2**31  # the largest published file, the training part of SynthDigit
 MAX_SIDE = 512
 _DEFLATE_RATIO = 1032  # deflate cannot pack more bytes than this into one
 _MAT_PACKED = 15
+_MAT_AXES, _MAT_NAME = 32, 64  # MATLAB's names have at most 63 letters
 _MAT_TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _USPS_SIDE = 16
 _MAX_LISTED = 100_000  # images in a USPS or MNIST-M file; published are at most 60,000
 _MAX_LINE = 16_384
+_MAX_CHUNK = 2**28  # bytes that HDF5 unpacks at once; what the whole of USPS needs as float64 is 2e7
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def _reading(path: Path, expected: str) -> Iterator[None]:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file, expected {expected}") from None
     except Exception as error:  # foreign parsers fail in too many ways to list
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = one_line(error, 160) or type(error).__name__
         raise UserError(f"{path}: cannot be read ({reason}), expected {expected}") from None
 
 
@@ -92,6 +93,7 @@ def read_idx(path: Path) -> Images:
             size = math.prod(shape)
             if size > min(MAX_BYTES, path.stat().st_size * (_DEFLATE_RATIO if packed else 1)):
                 raise ValueError(f"its header declares {size:,} bytes, more than the file can hold")
+            limits.require(path, size, "its header")
             content = stream.read(size + 1)
         if len(content) != size:
             raise ValueError(
@@ -113,13 +115,15 @@ def read_mat(path: Path) -> Labelled:
             order = {b"IM": "<", b"MI": ">"}.get(stream.read(128)[126:])
             if order is None:
                 raise ValueError("its header is not that of MATLAB 5")
+            left = path.stat().st_size
             while tag := stream.read(8):
-                arrays |= _mat_array(tag, stream.read(struct.unpack(f"{order}2I", tag)[1]), order)
+                arrays |= _mat_array(tag, stream.read(min(left, struct.unpack(f"{order}2I", tag)[1])), order)
         if set(arrays) != {"X", "y"} or arrays["X"].shape[:3] != (32, 32, 3):
             found = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in sorted(arrays.items()))
             raise ValueError(f"it holds {found or 'neither'}")
         numbers = arrays["y"].reshape(-1)
-        labels = numbers.astype(np.int64)
+        with np.errstate(invalid="ignore"):  # not a number, or far too large: found out in the next line
+            labels = numbers.astype(np.int64)
         if not np.array_equal(labels, numbers):
             raise ValueError("y holds numbers that are not whole")
         labels[labels == 10] = 0
@@ -138,6 +142,8 @@ def _mat_array(tag: bytes, element: bytes, order: str) -> dict[str, np.ndarray[A
     part = [(0, 0, 8)]  # type code, size and place of flags, dimensions, name and values, one behind the other
     while len(part) < 5:
         part.append(_mat_part(content, sum(part[-1][1:]), order))
+    if part[2][1] > 4 * _MAT_AXES or part[3][1] > _MAT_NAME:
+        raise ValueError(f"an array of {part[2][1] // 4:,} axes, or with a name of {part[3][1]:,} letters")
     shape = struct.unpack_from(f"{order}{part[2][1] // 4}i", content, part[2][2])
     name = content[part[3][2] : sum(part[3][1:])].rstrip(b"\0").decode("latin1")
     code, size, place = part[4]
@@ -146,6 +152,7 @@ def _mat_array(tag: bytes, element: bytes, order: str) -> dict[str, np.ndarray[A
     dtype = np.dtype(f"{order}{_MAT_TYPES[code]}")
     if min(shape) < 0 or math.prod(shape) * dtype.itemsize != size or size > MAX_BYTES:
         raise ValueError(f"{name} is declared as {shape} of {dtype} but has {size:,} bytes")
+    limits.require(name, size)
     if kind == _MAT_PACKED:
         content = zlib.decompressobj().decompress(element, place + size)
     return {name: np.frombuffer(content, dtype, math.prod(shape), place).reshape(shape, order="F")}
@@ -189,7 +196,7 @@ def read_usps_h5(path: Path, part: str) -> Labelled:
         _reading(path, "USPS as HDF5 with train/data, train/target, test/data, test/target"),
         h5py.File(path, "r") as file,
     ):
-        data, target = file[part]["data"], file[part]["target"]
+        data, target = (_h5_own(file, part, name) for name in ("data", "target"))
         if math.prod(data.shape[1:]) != _USPS_SIDE**2 or data.shape[0] > _MAX_LISTED or data.dtype.kind not in "fu":
             raise ValueError(f"{part}/data is {data.dtype} {data.shape}")
         if target.shape != data.shape[:1] or target.dtype.kind not in "iu":
@@ -201,6 +208,21 @@ def read_usps_h5(path: Path, part: str) -> Labelled:
         return labelled(path, images, np.asarray(target[()]))
 
 
+def _h5_own(file: Any, part: str, name: str) -> Any:
+    """A data set whose numbers lie in this very file: HDF5 would also fetch them from any file that it names."""
+    import h5py
+
+    for group, key in ((file, part), (file[part], name)):
+        if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+            raise ValueError(f"{part}/{name} is a link to elsewhere")
+    own = file[part][name]
+    if own.external or own.is_virtual:
+        raise ValueError(f"{part}/{name} lies in another file")
+    if own.chunks and math.prod(own.chunks) * own.dtype.itemsize > _MAX_CHUNK:
+        raise ValueError(f"{part}/{name} is packed in pieces of {own.chunks}")
+    return own
+
+
 def read_png_folder(folder: Path, listing: Path) -> Labelled:
     """MNIST-M as images in ``folder`` with the text file ``listing`` of lines ``name label``."""
     names: list[str] = []
@@ -209,12 +231,14 @@ def read_png_folder(folder: Path, listing: Path) -> Labelled:
         with listing.open(encoding="utf-8") as stream:
             while line := stream.readline(_MAX_LINE):
                 name, label = line.split()
-                if Path(name).name != name or len(names) == _MAX_LISTED:
-                    raise ValueError(f"name '{name[:80]}' in line {len(names) + 1}")
+                if Path(name).name != name or len(names) == _MAX_LISTED or label.startswith("-"):
+                    raise ValueError(f"name '{name[:80]}' with label '{label[:20]}' in line {len(names) + 1}")
                 names.append(name)
-                labels.append(int(label))
+                labels.append(min(int(label), 2**31))  # what is too large for an array is too large for a label
         if not names:
             raise ValueError("it is empty")
+    for name in names:
+        require_inside(listing, folder, name)
     first = read_image(folder / names[0])
     if max(first.shape) > MAX_SIDE or first.size * len(names) > MAX_BYTES:
         raise UserError(f"{folder}: {len(names)} images of {first.shape[1]}x{first.shape[0]} are too many or too large")
@@ -227,6 +251,21 @@ def read_png_folder(folder: Path, listing: Path) -> Labelled:
     return labelled(folder, images, np.array(labels, dtype=np.int64))
 
 
+def require_inside(listing: Path, folder: Path, name: str) -> Path:
+    """The file of this name in a folder, if it is one and does not lie elsewhere by way of a link.
+
+    Raises:
+        UserError: otherwise.
+    """
+    try:
+        file = folder / name
+        if file.resolve().is_relative_to(folder.resolve()) and file.is_file():
+            return file
+    except (OSError, ValueError, RuntimeError):  # too long, no text that a file's name can be, or links in a circle
+        pass
+    raise UserError(f"{listing}: '{one_line(name)}' is not a file inside {folder}")
+
+
 def read_npz(path: Path, classes: Sequence[str] | None = None) -> tuple[Labelled, Labelled]:
     """The training and the test part of an npz with ``x_train, y_train, x_test, y_test``.
 
@@ -234,27 +273,17 @@ def read_npz(path: Path, classes: Sequence[str] | None = None) -> tuple[Labelled
         path: the file; arrays of objects are refused, so nothing in it can run.
         classes: if given and the file holds ``classes``, both must be equal.
     """
-    with _reading(path, "an npz with x_train, y_train, x_test, y_test"), zipfile.ZipFile(path) as archive:
-        if classes is not None and "classes.npy" in archive.namelist():
-            stored = _member(archive, "classes").tolist()
+    names = [f"{letter}_{part}" for part in ("train", "test") for letter in "xy"]
+    with npz.opened(path) as archive:
+        if missing := [name for name in names if name not in archive.names]:
+            raise UserError(f"{path}: no {', '.join(missing)}, expected an npz with {', '.join(names)}")
+        if classes is not None and "classes" in archive.names:
+            stored = archive.read(["classes"])["classes"].tolist()
             if stored != list(classes):
-                raise ValueError(f"its classes are {stored}, allowed are {list(classes)}")
-        parts = [[_member(archive, f"{letter}_{part}") for letter in "xy"] for part in ("train", "test")]
+                raise UserError(f"{path}: its classes are {one_line(stored)}, allowed are {', '.join(classes)}")
+        x_train, y_train, x_test, y_test = archive.read(names).values()
+    parts = (x_train, y_train), (x_test, y_test)
     train, test = (labelled(path, images, labels) for images, labels in parts)
     if train[0].shape[1:] != test[0].shape[1:]:
         raise UserError(f"{path}: training images are {train[0].shape[1:]} but test images {test[0].shape[1:]}")
     return train, test
-
-
-def _member(archive: zipfile.ZipFile, key: str) -> np.ndarray[Any, Any]:
-    """One array of an npz, after its declared size has been held against the archive's."""
-    info = archive.getinfo(f"{key}.npy")
-    with archive.open(info) as stream:
-        header = npy.read_array_header_1_0 if npy.read_magic(stream) == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = header(stream)
-        size = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or size > min(MAX_BYTES, info.file_size):
-            raise ValueError(f"{key} is declared as {dtype} {shape}")
-    with archive.open(info) as stream:
-        array: np.ndarray[Any, Any] = npy.read_array(stream, allow_pickle=False)
-    return array

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from fedc2i.errors import UserError
+from fedc2i.data import limits
+from fedc2i.errors import UserError, one_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # Pillow knows more; of EPS it would run Ghostscript
 MAX_PIXELS = 64_000_000  # a photo of 8000x8000; anything larger is a mistake or a decompression bomb
 
 
@@ -27,17 +29,22 @@ def read_image(path: Path, size: int | None = None) -> np.ndarray[Any, np.dtype[
     Raises:
         UserError: if the file is not an image, is cut off, or has more than `MAX_PIXELS` pixels.
     """
+    if not path.is_file():  # a pipe or a device would never end
+        raise UserError(f"{path}: not a file, an image is expected")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
+            warnings.simplefilter("ignore")  # of bombs, which are refused below, and of odd metadata
+            with Image.open(path, formats=FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise UserError(f"{path}: {image.width}x{image.height} pixels, allowed are {MAX_PIXELS:,}")
                 picture = _to_rgb(image)
     except UserError:
         raise
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: cannot be read as an image ({error})") from None
+    except UnidentifiedImageError:
+        raise UserError(f"{path}: cannot be read as an image, allowed are {', '.join(FORMATS)}") from None
+    except Exception as error:  # of a damaged file Pillow's parsers raise nearly anything
+        reason = one_line(error, 160) or type(error).__name__
+        raise UserError(f"{path}: cannot be read as an image ({reason})") from None
     if size is not None and picture.size != (size, size):
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(picture, dtype=np.uint8)
@@ -57,8 +64,13 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def read_images(paths: Iterable[Path], size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Many image files as one uint8 ``(N, size, size, 3)``."""
-    images = [read_image(path, size) for path in paths]
-    return np.stack(images) if images else np.zeros((0, size, size, 3), dtype=np.uint8)
+    files = list(paths)
+    if files:
+        limits.require(files[0].parent, len(files) * size * size * 3, f"{len(files):,} images")
+    images = np.empty((len(files), size, size, 3), dtype=np.uint8)
+    for row, path in enumerate(files):
+        images[row] = read_image(path, size)
+    return images
 
 
 def resize(images: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -16,8 +16,8 @@ from fedc2i.data import catalog, images, splitlists
 from fedc2i.data.catalog import OFFICE_CLASSES
 from fedc2i.data.cuts import first_per_class, split_of, stratified_split
 from fedc2i.data.federation import Client, Federation
-from fedc2i.data.formats import Labelled
-from fedc2i.errors import UserError
+from fedc2i.data.formats import Labelled, require_inside
+from fedc2i.errors import UserError, one_line
 
 PRESET: Mapping[str, Any] = {"model": "lenet5", "rounds": 40, "figure_rounds": (1, 4, 10, 40)}
 IMAGE_SIZE = 64
@@ -88,11 +88,10 @@ def _listed(folder: Path, path: Path) -> list[Path]:
         name, file_name = splitlists.class_and_file(entry)
         if name not in OFFICE_CLASSES or label not in (name, OFFICE_CLASSES.index(name)):
             allowed = ", ".join(OFFICE_CLASSES)
-            raise UserError(f"{path}: class '{name}' labelled '{label}', allowed are {allowed} with equal labels")
-        file = folder / name / file_name
-        if not file.resolve().is_relative_to(folder.resolve()) or not file.is_file():
-            raise UserError(f"{path}: '{name}/{file_name}' is not a file inside {folder}")
-        files.append(file)
+            raise UserError(
+                f"{path}: class '{one_line(name)}' labelled '{one_line(label)}', allowed are {allowed}, labelled alike"
+            )
+        files.append(require_inside(path, folder, f"{name}/{file_name}"))
     if not files:
         raise UserError(f"{path}: the list is empty")
     return files

@@ -18,9 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from fedc2i.errors import UserError
+from fedc2i.data.npz import check_letters
+from fedc2i.errors import UserError, one_line
 
 MAX_BYTES = 2 * 2**20  # FedBN's longest list is below 100 kB
+MAX_DECODED = 16 * MAX_BYTES  # a list may name one string many times, and ask each time for it to be decoded
 EXPECTED = "a pickled pair (paths, labels) of lists of strings and whole numbers"
 
 _NUMPY = {
@@ -57,6 +59,17 @@ class _Array:
     values: list[Any]
 
 
+class _Stack(list[Any]):
+    """The interpreter's stack, and how many bytes may still be decoded on it."""
+
+    left = MAX_DECODED
+
+    def spend(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise ValueError(f"it unpacks to more than {MAX_DECODED:,} bytes")
+
+
 class _Mark:
     """The opcode MARK on the stack."""
 
@@ -71,8 +84,8 @@ def read(path: Path) -> list[tuple[str, str | int]]:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"{path.stat().st_size:,} bytes, allowed are {MAX_BYTES:,}")
         return _pairs(_interpret(path.read_bytes()))
-    except (ValueError, TypeError, LookupError, ArithmeticError, OSError, struct.error) as error:
-        reason = " ".join(str(error).split())[:160]
+    except (ValueError, TypeError, LookupError, ArithmeticError, OSError, RuntimeError, struct.error) as error:
+        reason = one_line(error, 160)
         raise UserError(f"{path}: refused ({reason}), expected {EXPECTED}") from None
 
 
@@ -84,7 +97,7 @@ def class_and_file(entry: str) -> tuple[str, str]:
     """
     parts = PurePosixPath(entry.replace("\\", "/")).parts[-2:]
     if len(parts) < 2 or any(part in ("/", "..") or "\0" in part for part in parts):
-        raise UserError(f"split list: '{entry[:120]}' does not end in <class>/<file>")
+        raise UserError(f"split list: '{one_line(entry, 120)}' does not end in <class>/<file>")
     return parts[0], parts[1]
 
 
@@ -113,7 +126,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _interpret(data: bytes) -> Any:
-    stack: list[Any] = []
+    stack = _Stack()
     memo: dict[int, Any] = {}
     argument: Any
     for opcode, argument, _ in pickletools.genops(data):
@@ -143,7 +156,7 @@ def _name(text: str) -> _Name:
     return _Name(_NUMPY[text])
 
 
-def _pop_mark(stack: list[Any]) -> list[Any]:
+def _pop_mark(stack: _Stack) -> list[Any]:
     """Everything above the topmost mark, which goes too."""
     items: list[Any] = []
     while not isinstance(top := stack.pop(), _Mark):
@@ -151,26 +164,28 @@ def _pop_mark(stack: list[Any]) -> list[Any]:
     return items[::-1]
 
 
-def _tuple(count: int) -> Callable[[list[Any]], None]:
-    def build(stack: list[Any]) -> None:
+def _tuple(count: int) -> Callable[[_Stack], None]:
+    def build(stack: _Stack) -> None:
         items = [stack.pop() for _ in range(count)]
         stack.append(tuple(items[::-1]))
 
     return build
 
 
-def _extend(stack: list[Any], items: list[Any]) -> None:
+def _extend(stack: _Stack, items: list[Any]) -> None:
     if not isinstance(stack[-1], list):
         raise ValueError("entries are added to something that is not a list")
     stack[-1].extend(items)
 
 
-def _stack_global(stack: list[Any]) -> None:
+def _stack_global(stack: _Stack) -> None:
     attribute, module = stack.pop(), stack.pop()
+    if not (isinstance(module, str) and isinstance(attribute, str)):  # a nest of lists would be written out
+        raise ValueError("a name that is no text")
     stack.append(_name(f"{module} {attribute}"))
 
 
-def _reduce(stack: list[Any]) -> None:
+def _reduce(stack: _Stack) -> None:
     """Re-enact the few calls by which numpy rebuilds arrays and scalars."""
     arguments, function = stack.pop(), stack.pop()
     match function, arguments:
@@ -179,16 +194,17 @@ def _reduce(stack: list[Any]) -> None:
         case _Name("dtype"), (str(code), _, _) if re.fullmatch(r"U\d{1,5}|[iu][1248]|O8?", code):
             stack.append(_Type(code))
         case _Name("encode"), (str(text), "latin1"):
+            stack.spend(len(text))
             stack.append(text.encode("latin1"))
         case _Name("scalar"), (_Type() as kind, bytes(content)):
-            stack.append(_decode(kind, content, (1,))[0])
+            stack.append(_decode(stack, kind, content, (1,))[0])
         case _Name("_frombuffer"), (bytes() | bytearray() as content, _Type() as kind, tuple(shape), "C"):
-            stack.append(_Array(_decode(kind, bytes(content), shape)))
+            stack.append(_Array(_decode(stack, kind, bytes(content), shape)))
         case _:
             raise ValueError("a call is not allowed")
 
 
-def _build(stack: list[Any]) -> None:
+def _build(stack: _Stack) -> None:
     """Re-enact how numpy fills a fresh dtype or array."""
     state, target = stack.pop(), stack[-1]
     match target, state:
@@ -197,20 +213,23 @@ def _build(stack: list[Any]) -> None:
         case _Array(), (_, (int(count),), _Type(code="O" | "O8"), _, list(values)) if len(values) == count:
             target.values = values
         case _Array(), (_, tuple(shape), _Type() as kind, False, bytes(content)):
-            target.values = _decode(kind, content, shape)
+            target.values = _decode(stack, kind, content, shape)
         case _:
             raise ValueError("a state is not allowed")
 
 
-def _decode(kind: _Type, content: bytes, shape: tuple[int, ...]) -> list[Any]:
+def _decode(stack: _Stack, kind: _Type, content: bytes, shape: tuple[int, ...]) -> list[Any]:
     dtype = np.dtype(f"{kind.order}{kind.code}")
-    if dtype.hasobject or not 1 <= len(shape) <= 2:
-        raise ValueError(f"an array of type {dtype.str} and shape {shape}")
+    if dtype.hasobject or not 1 <= len(shape) <= 2 or not all(type(side) is int for side in shape):
+        raise ValueError(f"an array of type {dtype.str} and {len(shape)} axes")
+    stack.spend(len(content))
+    if dtype.kind == "U":
+        check_letters(np.frombuffer(content, np.uint8), dtype)
     values: list[Any] = np.frombuffer(content, dtype=dtype).reshape(shape).tolist()
     return values
 
 
-_BUILDERS: dict[str, Callable[[list[Any]], None]] = {
+_BUILDERS: dict[str, Callable[[_Stack], None]] = {
     "MARK": lambda stack: stack.append(_Mark()),
     "EMPTY_LIST": lambda stack: stack.append([]),
     "LIST": lambda stack: stack.append(_pop_mark(stack)),

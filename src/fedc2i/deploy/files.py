@@ -24,6 +24,8 @@ def read_small(path: Path) -> bytes:
         UserError: if it cannot be read, or is far too long to be one.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device would never end
+            raise UserError(f"{path}: not a file")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:

@@ -76,6 +76,7 @@ def read_certificate(content: bytes, where: str, *, authority: bool = False) -> 
     try:
         found = x509.load_pem_x509_certificate(content)
         extensions = {type(entry.value): entry.value for entry in found.extensions}
+        found.public_key()  # of a kind that is known
     except keys.DAMAGE:
         raise UserError(f"{where}: not a certificate in PEM format") from None
     constraints = extensions.get(x509.BasicConstraints)
