@@ -9,13 +9,14 @@ INSTALL := $(PIP) install --quiet -c constraints.txt
 PARALLEL := OMP_NUM_THREADS=1
 SPREAD := -n auto --maxprocesses 8 --dist loadfile
 
-.PHONY: demo test test-slow bench lint install install-dev clean help
+.PHONY: demo test test-slow bench docs lint install install-dev clean help
 
 help:
 	@echo "make demo       Local, FedAvg and FedC2I on the embedded benchmark (under 3 minutes)"
 	@echo "make test       ruff, mypy, the test suite and its coverage"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make bench      speed and memory against a hand-written loop (about 6 minutes)"
+	@echo "make docs       the documentation site, into site/"
 	@echo "make lint       ruff and mypy only"
 
 demo: install
@@ -30,9 +31,12 @@ test-slow: install-dev
 bench: install-dev
 	$(BIN)/python -m benchmarks
 
+docs: install-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 lint: install-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples docs/hooks.py
+	$(BIN)/ruff format --check src tests benchmarks examples docs/hooks.py
 	$(BIN)/mypy
 
 install: $(VENV)/.installed
@@ -53,4 +57,4 @@ $(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .coverage
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .coverage

@@ -57,6 +57,26 @@ def test_there_and_back(tmp_path: Path) -> None:
         assert torch.equal(found.tensors[name].nan_to_num(7), own.nan_to_num(7))
 
 
+def test_the_same_bits_are_written_once_and_names_keep_their_order(tmp_path: Path) -> None:
+    """By bits: -0 is not 0, nan is itself, and the same bytes of another type or shape are something else."""
+    zeros, nans = torch.zeros(1000), torch.full((1000,), torch.nan)
+    late = torch.zeros(1000)
+    late[-1] = -0.0
+    tensors = {
+        **{"z": nans, "y": zeros, "x": nans.clone(), "w": -zeros, "v": zeros.clone(), "u": late},
+        **{"t": zeros.reshape(10, 100), "s": zeros.to(torch.int32)},
+    }
+    checkpoint.save(tmp_path, 1, tensors, {})
+    size = (tmp_path / "round000001.safetensors").stat().st_size
+    assert 6 * 4000 < size < 6 * 4000 + 1000
+    found = checkpoint.load(tmp_path)
+    assert found is not None
+    assert list(found.tensors) == list(tensors)
+    for name, own in tensors.items():
+        assert (found.tensors[name].dtype, found.tensors[name].shape) == (own.dtype, own.shape)
+        assert found.tensors[name].numpy().tobytes() == own.numpy().tobytes(), name
+
+
 def test_none_is_there_at_first(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path / "nowhere") is None
     assert checkpoint.load(tmp_path) is None
@@ -113,9 +133,13 @@ def without_values(path: Path) -> None:
     path.write_text(json.dumps({**said, "values": 3}))
 
 
+def another_value(path: Path) -> None:
+    path.write_text(path.read_text().replace('"sent": [2, 0]', '"sent": [1, 0]'))
+
+
 DAMAGES = [
     *(("safetensors", how) for how in (flip, cut, empty, Path.unlink, other_round)),
-    *(("json", how) for how in (cut, empty, other_round, a_list, without_values)),
+    *(("json", how) for how in (cut, empty, other_round, a_list, without_values, another_value)),
 ]
 
 

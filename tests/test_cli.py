@@ -348,5 +348,7 @@ def test_interrupt_is_no_traceback(data: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("fedc2i.plans.federate", interrupt)
     answer = call("run", "local", "--data", data, *QUICK, "--out", "out")
     assert answer.code == 130
-    assert answer.err.splitlines()[-1] == "fedc2i: interrupted; the run folder holds what was finished"
+    assert answer.err.splitlines()[-1] == (
+        "fedc2i: interrupted; the run folder holds what was finished, `fedc2i resume` goes on"
+    )
     assert not Path("out/summary.json").exists()

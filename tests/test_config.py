@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import string
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -118,9 +119,10 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
 def test_toml_round_trip_of_any_numbers(lr: float, weight_decay: float, gamma: float, seeds: set[int]) -> None:
     values = {"lr": lr, "weight_decay": weight_decay, "seeds": list(seeds), "drop_last": True}
     config = make(FedC2I, {**values, "options": {"gamma": gamma, "influence_samples": "all"}})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "read_text", lambda *_, **__: config.to_toml())
-        assert make(FedC2I, read_toml(Path("config.toml"))) == config
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.toml"
+        file.write_text(config.to_toml(), encoding="utf-8")
+        assert make(FedC2I, read_toml(file)) == config
 
 
 @pytest.mark.parametrize(

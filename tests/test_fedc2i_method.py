@@ -15,6 +15,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine import Settings, federate
 from fedc2i.engine.client import ClientData, LocalClient, Recipe
 from fedc2i.errors import UserError
+from fedc2i.gamma import Gamma
 from fedc2i.methods import Method
 from fedc2i.methods.base import Probe, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -257,6 +258,17 @@ def test_own_weight_equal_of_a_single_model(problem: Problem) -> None:
     assert weights.tolist() == [1.0]
 
 
+@pytest.mark.parametrize("gamma", [5.0, Gamma.parse("perplexity(40%)")], ids=str)
+def test_own_weight_equal_where_no_other_loss_is_finite(problem: Problem, gamma: float | Gamma) -> None:
+    """All of it is the own model's then: a share alone would shrink the model."""
+    site = Site(split(problem.build, head="2"), torch.ones(5), torch.tensor(2), relay(stack(problem.models)))
+    losses = torch.tensor([[torch.inf, 1.0], [torch.nan, 2.0], [9.0, 1.0], [torch.inf, torch.nan]])
+    weights, _ = FedC2I(own_weight="equal")._weigh(losses, gamma, torch.ones(4, 2, dtype=torch.bool), site)
+    assert weights[:, 0].tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert_close(weights.sum(0), torch.ones(2))
+    assert weights[2, 1] == 0.25
+
+
 def recipe(method: Method, model: Model) -> Recipe:
     return Recipe(method, model, Training(), rounds=3, seed=0)
 
@@ -390,6 +402,9 @@ LEAVES: dict[str, set[str]] = {
     "fedavg-plus": BODY | HEAD,
     "fedprox-plus": BODY | HEAD,
     "fedrep-plus": BODY,
+    "median": BODY | HEAD,
+    "trimmed-mean": BODY | HEAD,
+    "multi-krum": BODY | HEAD,
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 import fedc2i
 
 SOURCE = Path(fedc2i.__file__).parent
-HEAVY = ("matplotlib.pyplot", "flwr", "h5py", "pandas")
+HEAVY = ("matplotlib.pyplot", "flwr", "h5py", "pandas", "opacus")
 SECONDS = 1.5  # beyond torch's own import
 TRIES = 3  # on a busy machine one slow import proves nothing; the quickest counts
 

@@ -168,3 +168,14 @@ def test_size_in_bytes() -> None:
     sizes = {"w": torch.zeros(3, 2), "h": torch.zeros(5, dtype=torch.float64), "n": torch.tensor(1)}
     assert params.size_in_bytes(sizes) == 24 + 40 + 8
     assert params.size_in_bytes({}) == 0
+
+
+def test_prefixes_come_and_go() -> None:
+    from fedc2i.params import prefixed, unprefixed
+
+    one = {"b.weight": torch.ones(1), "a": torch.zeros(1)}
+    both = prefixed("server1/", one) | prefixed("server10/", {"c": torch.ones(2)})
+    assert list(both) == ["server1/b.weight", "server1/a", "server10/c"]
+    assert list(unprefixed("server1/", both)) == ["b.weight", "a"]
+    assert unprefixed("server1/", both)["a"] is one["a"]
+    assert unprefixed("server2/", both) == {}

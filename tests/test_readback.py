@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedc2i import Federation, Model, Result, UserError, run
+from fedc2i import Federation, Model, Result, UserError, readback, results, run
 from fedc2i.data.remote import RemoteFederation
+from fedc2i.engine import reporting
 from fedc2i.engine.rounds import POINTS
 from fedc2i.plans import prepare
 from fedc2i.readback import read_rounds, read_run
@@ -219,3 +220,25 @@ def test_fewer_rounds_of_influence_than_of_scores_is_a_line(folder: Path) -> Non
     np.savez(folder / "influence.npz", **arrays)
     with pytest.raises(UserError, match="not a complete run"):
         read_run(folder)
+
+
+def test_large_diagnostics_are_kept_of_the_last_round_and_found_again(
+    tmp_path: Path,
+    make_federation: Callable[..., Federation],
+    make_model: Callable[..., Model],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with a thousand clients, whose Λ is 40 MB a round: here what is more than a hundred bytes is large."""
+    for module in (reporting, results, readback):
+        monkeypatch.setattr(module, "LARGE", 100)
+    settings: dict[str, Any] = {"rounds": 3, "epochs": 1, "executor": "looped"}
+    result = run("fedc2i", make_federation((9, 7, 8)), model=make_model(), out=tmp_path / "run", **settings)
+    monkeypatch.setattr(reporting, "LARGE", 10**9)
+    whole = run("fedc2i", make_federation((9, 7, 8)), model=make_model(), **settings)
+    again = read_run(tmp_path / "run")
+    for own in (result, again):
+        np.testing.assert_array_equal(
+            own.influence("influence_matrix"), whole.rounds[-1].influence["influence_matrix"][None]
+        )
+        np.testing.assert_array_equal(own.influence(), whole.influence())
+        assert ["influence_matrix" in report.influence for report in own.rounds] == [False, False, True]

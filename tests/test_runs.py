@@ -213,7 +213,7 @@ def test_run_that_diverges_leaves_valid_json(federation: Federation, tmp_path: P
 def test_compare_puts_runs_beside_the_comparison(federation: Federation, tmp_path: Path) -> None:
     results = compare(["local", "fedc2i:gamma=2"], federation, out=tmp_path / "all", **QUICK)
     found = {path.name for path in (tmp_path / "all").iterdir()}
-    assert found == {"local", "fedc2i-gamma=2.0", "comparison.md", "comparison.json", "comparison.png"}
+    assert found == {"local", "fedc2i-gamma=2.0", "comparison.md", "comparison.json", "comparison.png", "plan.json"}
     content = json.loads((tmp_path / "all" / "comparison.json").read_text())
     assert list(content) == ["local", "fedc2i:gamma=2.0"]
     for result in results:
@@ -355,7 +355,9 @@ def test_disk_that_fills_up_during_a_run(
     monkeypatch.setattr(Path, "write_bytes", fill_up)
     with pytest.raises(UserError, match=r"safetensors: cannot be written \(No space left on device\)"):
         run("local", federation, out=tmp_path / "run", **QUICK)
-    assert {path.name for path in (tmp_path / "run").rglob("*")} == {"config.toml", "metrics.jsonl", "models"}
+    assert {path.name for path in (tmp_path / "run").rglob("*")} == {
+        *("config.toml", "metrics.jsonl", "checkpoints", "begun.json", "rounds", "seed0", "round000001.npz")
+    }
 
 
 def test_json_has_no_numbers_that_json_lacks() -> None:

@@ -1,7 +1,8 @@
 """Influence-oriented personalised federated learning: each site measures whose knowledge helps it.
 
-`run` and `compare` run methods on a `Federation` of clients; `load` and `from_arrays` make one. A new method is a
-subclass of `Method`, a new model comes from `split`. `read_run` and `read_model` read a run folder back.
+`run` and `compare` run methods on a `Federation` of clients, `resume` goes on with what was cut off; `load` and
+`from_arrays` make a federation. A new method is a subclass of `Method`, a new model comes from `split`. `read_run` and
+`read_model` read a run folder back.
 """
 
 from fedc2i.api import compare, run
@@ -13,13 +14,17 @@ from fedc2i.models import Model, split
 from fedc2i.options import option
 from fedc2i.readback import read_run
 from fedc2i.results import Result, Score
+from fedc2i.resuming import resume
 from fedc2i.runs import read_model
+from fedc2i.trackers import track
 from fedc2i.training import Batch
 from fedc2i.version import __version__
+from fedc2i.views import Comparison
 
 __all__ = [
     "Batch",
     "Client",
+    "Comparison",
     "Download",
     "Federation",
     "Method",
@@ -42,6 +47,8 @@ __all__ = [
     "option",
     "read_model",
     "read_run",
+    "resume",
     "run",
     "split",
+    "track",
 ]

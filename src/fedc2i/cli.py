@@ -13,8 +13,27 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedc2i import api, cli_coordinator, cli_data, cli_flower, cli_paper, cli_site, cli_study, config, results
+from fedc2i import (
+    api,
+    cli_coordinator,
+    cli_data,
+    cli_flower,
+    cli_influence,
+    cli_paper,
+    cli_privacy,
+    cli_report,
+    cli_resume,
+    cli_robustness,
+    cli_site,
+    cli_study,
+    cli_watch,
+    config,
+    privacy,
+    results,
+    trackers,
+)
 from fedc2i.cli_common import (
+    Attack,
     ConfigFile,
     Data,
     DataDir,
@@ -29,6 +48,7 @@ from fedc2i.cli_common import (
     Seeds,
     Set,
     Topology,
+    Track,
     show,
     values_of,
 )
@@ -48,7 +68,13 @@ app = typer.Typer(
 )
 app.add_typer(cli_data.app, name="data")
 app.command()(cli_paper.paper)
+app.command()(cli_privacy.privacy)
+app.command()(cli_resume.resume)
 app.add_typer(cli_study.app, name="study")
+app.command()(cli_robustness.robustness)
+app.command()(cli_report.report)
+app.add_typer(cli_influence.app, name="influence")
+app.command()(cli_watch.watch)
 app.command(name="flower-local")(cli_flower.flower_local)
 app.command(name="flower-app")(cli_flower.flower_app)
 app.add_typer(cli_coordinator.app, name="coordinator")
@@ -66,12 +92,14 @@ def run(
     rounds: Rounds = None,
     seeds: Seeds = None,
     topology: Topology = None,
+    attack: Attack = None,
     engine: Engine = None,
     ray_address: RayAddress = None,
     set_: Set = None,
     out: Out = None,
     device: Device = None,
     config_file: ConfigFile = None,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Run one method and write its run folder.
@@ -79,14 +107,15 @@ def run(
     METHOD is a name that `fedc2i methods` lists (fedc2i by default), with or without options (fedc2i:gamma=2), or
     FILE.py:CLASS. Options of the method can also be given as --set NAME=VALUE.
     """
-    named_options = data, data_dir, partition, model, rounds, seeds, topology, device, engine, ray_address
+    named_options = data, data_dir, partition, model, rounds, seeds, topology, device, engine, ray_address, attack
     values = values_of(config_file, set_, *named_options)
     named = method or values.pop("method", "fedc2i")
+    tracking = trackers.track(*(track or []))
     plans = prepare([named], {name: value for name, value in values.items() if name != "method"})
     plans[0].require_engine()
     folder = new_folder(out, f"{slug(plans[0].key)}-{slug(plans[0].config.data)}")
-    with _watching(plans, folder) as view:
-        result = api.execute(plans[0], folder, view)
+    with _watching(plans, folder) as view, tracking:
+        result = api.execute(plans[0], folder, trackers.Observers(view, tracking))
     show([result], folder, json)
 
 
@@ -100,25 +129,28 @@ def compare(
     rounds: Rounds = None,
     seeds: Seeds = None,
     topology: Topology = None,
+    attack: Attack = None,
     engine: Engine = None,
     ray_address: RayAddress = None,
     set_: Set = None,
     out: Out = None,
     device: Device = None,
     config_file: ConfigFile = None,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Run several methods on equal terms and print one table.
 
     METHOD is a name that `fedc2i methods` lists, with or without options (fedc2i:gamma=2), or FILE.py:CLASS.
     """
-    named_options = data, data_dir, partition, model, rounds, seeds, topology, device, engine, ray_address
+    named_options = data, data_dir, partition, model, rounds, seeds, topology, device, engine, ray_address, attack
     values = values_of(config_file, set_, *named_options)
+    tracking = trackers.track(*(track or []))
     plans = prepare(wanted, {name: value for name, value in values.items() if name != "method"})
     plans[0].require_engine()
     folder = new_folder(out, f"compare-{slug(plans[0].config.data)}")
-    with _watching(plans, folder) as view:
-        found = api.execute_all(plans, folder, view)
+    with _watching(plans, folder) as view, tracking:
+        found = api.execute_all(plans, folder, trackers.Observers(view, tracking))
     show(found, folder, json)
 
 
@@ -164,7 +196,9 @@ def _print_options(console: Console, title: str, kind: type) -> None:
 
 def _watching(plans: list[Plan], folder: Path) -> ProgressView:
     console = Console(stderr=True)
-    for line in (*plans[0].federation.describe(), f"Writing to {folder}"):
+    planned = privacy.cost(plans[0].config, len(plans[0].federation.names))
+    notes = [] if planned is None else [f"Privacy: {planned}"]
+    for line in (*plans[0].federation.describe(), *notes, f"Writing to {folder}"):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return ProgressView(console, len(plans))
 
@@ -187,7 +221,8 @@ def main() -> None:
         hint = " Options of a method are given as --set NAME=VALUE." if isinstance(error, click.NoSuchOption) else ""
         _fail(error.format_message() + hint)
     except (KeyboardInterrupt, click.Abort):
-        print("fedc2i: interrupted; the run folder holds what was finished", file=sys.stderr, flush=True)
+        said = "fedc2i: interrupted; the run folder holds what was finished, `fedc2i resume` goes on"
+        print(said, file=sys.stderr, flush=True)
         simulation = sys.modules.get("fedc2i.engine.flower.simulation")
         if simulation is not None and simulation.was_interrupted:  # its threads wait for processes that are gone
             os._exit(INTERRUPTED)

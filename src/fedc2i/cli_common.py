@@ -24,11 +24,19 @@ Seeds = Annotated[str | None, typer.Option(help="For example 0,1,2 or 0-9.")]
 Topology = Annotated[
     str | None, typer.Option(help="Whose models a client receives: full, ring, random:K or a FILE of neighbours.")
 ]
+Attack = Annotated[
+    str | None,
+    typer.Option(help="Dishonest clients: KIND[:STRENGTH]@CLIENT[,CLIENT...], e.g. sign-flip@20%; several joined by ;"),
+]
 Engine = Annotated[str | None, typer.Option(help="inprocess, or flower-sim: Flower's simulation on Ray.")]
 RayAddress = Annotated[str | None, typer.Option(help="flower-sim: a running Ray cluster, e.g. auto or HOST:6379.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE: any setting or option of the method.")]
 Out = Annotated[Path | None, typer.Option(help="A new folder for the run; by default one under runs/.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="tensorboard[:DIR], mlflow[:DIR or URI] or wandb[:PROJECT] (offline); repeatable."),
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with the same keys.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, everything else on stderr.")]
 
@@ -46,7 +54,8 @@ def values_of(file: Path | None, pairs: list[str] | None, *named: Any) -> dict[s
             values["options"].pop(name, None)
         values[name] = value
     names = ("data", "data_dir", "partition", "model", "rounds", "seeds", "topology", "device", "engine", "ray_address")
-    values |= {name: str(value) for name, value in zip(names, named, strict=True) if value is not None}
+    both = zip((*names, "attack"), named, strict=True)
+    values |= {name: str(value) for name, value in both if value is not None}
     return values
 
 

@@ -155,7 +155,7 @@ def start(
     keys = {} if insecure else admitted(own)
     if not insecure and len(keys) < min_sites:
         raise UserError(f"{len(keys)} of at least {min_sites} sites (--min-sites) are admitted")
-    values = values_of(None, set_, None, None, None, model, rounds, seeds, topology, None, None, None)
+    values = values_of(None, set_, None, None, None, model, rounds, seeds, topology, None, None, None, None)
     job = Job(
         Path(),
         cli_flower.absolute(method),

@@ -75,7 +75,7 @@ def flower_local(
     from fedc2i.deploy.local import run_locally
     from fedc2i.engine.flower.lead import Job
 
-    values = values_of(None, set_, data, data_dir, None, model, rounds, seeds, topology, None, None, None)
+    values = values_of(None, set_, data, data_dir, None, model, rounds, seeds, topology, None, None, None, None)
     (plan,) = prepare([method], values)
     federation = plan.federation
     count = len(federation.clients) if sites is None else sites

@@ -18,7 +18,7 @@ import torch
 
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Settings
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
 from fedc2i.methods.base import Method
 from fedc2i.options import check_at_least, check_choice, convert, option, options_of
 from fedc2i.training import Training
@@ -26,6 +26,7 @@ from fedc2i.training import Training
 MOST_SEEDS = 1000
 MOST_DIGITS = 18  # of a seed
 MOST_SECONDS = 1e7  # of a deadline
+MOST_BYTES = 2**20  # of a file of settings; the longest has some thousand
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ class Config:
     patience: int = option(0, "stop after this many evaluations without a better validation accuracy; 0: never")
     init: Literal["common", "independent"] = option("common", "one initial model for all clients, or one for each")
     topology: str = option("full", "whose models a client receives: full, ring, random:K or FILE")
+    attack: str = option("", "dishonest clients, KIND[:STRENGTH]@CLIENT[,CLIENT...], several joined by ;")
+    norm_bound: float = option(100.0, "leave out uploads of more than this many times the median norm; 0: none")
+    clip: float = option(0.0, "the largest norm of an upload's difference from what the server knows; 0: not clipped")
+    noise: float = option(0.0, "Gaussian noise on uploads: its standard deviation in units of clip; 0: none")
+    delta: float = option(1e-5, "δ at which a run with noise states its ε")
     engine: Literal["inprocess", "flower-sim", "flower"] = option(
         "inprocess", "this process, Flower's simulation on Ray, or real sites (fedc2i coordinator, fedc2i flower-local)"
     )
@@ -66,15 +72,19 @@ class Config:
     workers: int = option(0, "processes on a CPU; 0: one per core")
     clients_at_once: int = option(0, "the most clients of all seeds that are stacked together; 0: as many as fit")
     threads: int = option(1, "CPU threads inside one operation; more than one pays for large models only")
+    checkpoint_every: int = option(1, "rounds between checkpoints, from which `fedc2i resume` goes on; 0: none")
     device: str = option("auto", "auto, cpu or cuda")
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"about": "the method's own options"})
 
     def __post_init__(self) -> None:
         check_choice(self, "engine", "wire")
         check_at_least(self, 1, "min_sites")
+        check_at_least(self, 0, "checkpoint_every")
         if not 0 < self.deadline < MOST_SECONDS:
             raise UserError(f"deadline must be a number of seconds above 0, got {self.deadline}")
-        for name in ("executor", "workers", "clients_at_once"):
+        if not 0 < self.delta < 1:
+            raise UserError(f"delta must be above 0 and below 1, got {self.delta}")
+        for name in ("executor", "workers", "clients_at_once", "checkpoint_every"):
             if self.engine != "inprocess" and getattr(self, name) != options_of(Config)[name].default:
                 raise UserError(f"{name}={getattr(self, name)} is for engine=inprocess")
         for name in ("ray_address", "wire", "deadline", "min_sites"):
@@ -122,11 +132,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         UserError: if it cannot be read or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():  # a pipe or a device would never end
+            raise UserError(f"{path}: not a file")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UserError(f"{path}: too large, allowed are {MOST_BYTES:,} bytes of settings")
+        return tomllib.loads(content.decode("utf-8").replace("\r\n", "\n"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a TOML file ({error})") from None
+    except (ValueError, RecursionError) as error:  # not TOML, not text, a number of too many digits, nested too deep
+        raise UserError(f"{path}: not a TOML file ({one_line(error) or type(error).__name__})") from None
 
 
 def make(method: type[Method], values: Mapping[str, Any], where: str = "setting") -> Config:
@@ -145,7 +161,7 @@ def make(method: type[Method], values: Mapping[str, Any], where: str = "setting"
     own = options_of(method)
     nested = values.get("options", {})
     if not isinstance(nested, Mapping):
-        raise UserError(f"{where} 'options' must be a table of the method's options, got '{nested}'")
+        raise UserError(f"{where} 'options' must be a table of the method's options, got '{one_line(nested)}'")
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for name, value in {**{k: v for k, v in values.items() if k != "options"}, **nested}.items():
@@ -157,7 +173,7 @@ def make(method: type[Method], values: Mapping[str, Any], where: str = "setting"
             settings[name] = convert(value, hints[name], f"{where} '{name}'")
         else:
             allowed = f"{method.name or method.__name__} has {', '.join(own) or 'no options'}"
-            raise UserError(f"unknown {where} '{name}'; {allowed}; every run has {', '.join(run_settings())}")
+            raise UserError(f"unknown {where} '{one_line(name)}'; {allowed}; every run has {', '.join(run_settings())}")
     return Config(**settings, options=options)
 
 
@@ -174,10 +190,10 @@ def parse_seeds(value: Any) -> tuple[int, ...]:
         value = [value]
     seeds: list[int] = []
     for part in value:
-        first, dash, last = str(part).partition("-")
+        first, dash, last = one_line(part).partition("-")
         ends = [first, last] if dash else [first, first]
         if not all(end.isdecimal() and len(end) <= MOST_DIGITS for end in ends):
-            raise UserError(f"seeds must be whole numbers such as 0,1,2 or 0-9, got '{part}'")
+            raise UserError(f"seeds must be whole numbers such as 0,1,2 or 0-9, got '{one_line(part)}'")
         span = range(int(ends[0]), int(ends[1]) + 1)
         if len(seeds) + len(span) > MOST_SEEDS:
             raise UserError(f"seeds: '{part}' makes more than {MOST_SEEDS} of them, which is surely a slip")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedc2i.data import npz
 from fedc2i.engine.rounds import Round
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
 from fedc2i.runs import write_atomically
 
-_DAMAGED = (OSError, EOFError, ValueError, KeyError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_DAMAGED = (ValueError, KeyError, TypeError, RecursionError, UserError)
 _PLAIN = ("seed", "round", "seconds", "participants", "metrics", "refused", "bytes_up", "bytes_down")
 
 
@@ -25,7 +24,7 @@ def write(folder: Path, report: Round) -> None:
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {f"influence/{name}": array for name, array in report.influence.items()}
     np.savez_compressed(buffer, plain=np.frombuffer(plain.encode(), dtype=np.uint8), **arrays)
-    write_atomically(_path(folder, report.round), buffer.getvalue())
+    write_atomically(_path(folder, report.round), buffer.getvalue(), durable=True)
 
 
 def read(folder: Path, before: int) -> list[Round]:
@@ -39,13 +38,27 @@ def read(folder: Path, before: int) -> list[Round]:
 
 def _read(path: Path) -> Round:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            plain = json.loads(archive["plain"].tobytes())
+        with npz.opened(path, ratio=None) as archive:
+            plain = json.loads(archive.read(["plain"])["plain"].tobytes())
             plain |= {name: tuple(plain[name]) for name in ("participants", "refused")}
-            return Round(**plain | {"influence": {name: archive[f"influence/{name}"] for name in plain["influence"]}})
+            names = {name: f"influence/{name}" for name in plain["influence"]}
+            arrays = archive.read(names.values())
+        return Round(**plain | {"influence": {name: arrays[where] for name, where in names.items()}})
     except _DAMAGED as error:
-        raise UserError(f"{path}: not a round's report ({error})") from None
+        raise UserError(f"{path}: not a round's report ({one_line(error)})") from None
 
 
 def _path(folder: Path, round: int) -> Path:
     return folder / f"round{round:06d}.npz"
+
+
+def read_report(path: Path) -> Round:
+    """One file that `write` made.
+
+    Raises:
+        UserError: if it is gone or damaged.
+    """
+    try:
+        return _read(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None

@@ -14,6 +14,7 @@ from torch import Tensor
 Params = dict[str, Tensor]
 Stacked = dict[str, Tensor]
 
+COUNTS = "class_counts"  # of an upload: as large as the client, so no part of a norm
 _ROWS = 16  # models summed at once by `mix`: bounds its memory at _ROWS models
 
 
@@ -55,6 +56,16 @@ def select(params: Params, keep: Callable[[str], bool] | Iterable[str]) -> Param
     return {name: tensor for name, tensor in params.items() if keep(name)}
 
 
+def prefixed(prefix: str, params: Params) -> Params:
+    """The same tensors with ``prefix`` before every name."""
+    return {prefix + name: tensor for name, tensor in params.items()}
+
+
+def unprefixed(prefix: str, params: Params) -> Params:
+    """The entries whose name begins with ``prefix``, without it."""
+    return {name[len(prefix) :]: tensor for name, tensor in params.items() if name.startswith(prefix)}
+
+
 def floating(params: Params) -> Params:
     """The entries that can be averaged: integer counters (BatchNorm's number of batches) are left out."""
     return {name: tensor for name, tensor in params.items() if tensor.is_floating_point()}
@@ -93,6 +104,17 @@ def finite(stacked: Stacked) -> Tensor:
     ]
     some = next(iter(stacked.values()))
     return torch.stack(flags).all(0) if flags else torch.ones(len(some), dtype=torch.bool, device=some.device)
+
+
+def norms(stacked: Stacked) -> Tensor:
+    """``(K,)`` the L2 norm of each model over its floating entries, class counts left out; in double precision."""
+    some = next(iter(stacked.values()))
+    squares = torch.zeros(len(some), dtype=torch.float64, device=some.device)
+    for name, tensor in floating(stacked).items():
+        if name != COUNTS and tensor.numel():
+            flat = tensor.reshape(len(tensor), -1)
+            squares = squares + torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64).square()
+    return squares.sqrt()
 
 
 def zero_where_not(valid: Tensor, stacked: Stacked) -> Stacked:

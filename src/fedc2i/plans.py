@@ -14,8 +14,10 @@ from fedc2i import methods, models, plugins
 from fedc2i.config import Config, make, run_settings
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Round, federate
+from fedc2i.engine.saving import Keep, Start
 from fedc2i.engine.settings import check
 from fedc2i.errors import UserError
+from fedc2i.keeping import Begun, Keeper
 from fedc2i.methods.base import Method
 from fedc2i.models import Model
 from fedc2i.options import convert, options_of
@@ -50,6 +52,8 @@ class Plan:
         config: the complete settings.
         label: the method's title with the options that differ from its defaults, for tables.
         key: the same as typed on a command line, e.g. ``fedc2i:gamma=2.0``.
+        given: what came as an object of Python, which no file can name: data, model or method.
+        notes: what a reader of the result must know of its interruptions.
     """
 
     method: Method
@@ -58,6 +62,18 @@ class Plan:
     config: Config
     label: str
     key: str
+    given: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def begun(self) -> Begun:
+        """On what it would be begun now."""
+        return Begun.of(self.config, self.federation, self.given, self.notes)
+
+    def noting(self, notes: Sequence[str]) -> Plan:
+        """The same with what a reader of its result must know of its interruptions."""
+        federation = replace(self.federation, notes=(*self.federation.notes, *notes)) if notes else self.federation
+        return replace(self, federation=federation, notes=tuple(notes))
 
     def require_engine(self) -> None:
         """Refuses an engine that cannot run here.
@@ -70,20 +86,61 @@ class Plan:
         if self.config.engine == "flower-sim" and not (find_spec("flwr") and find_spec("ray")):
             raise UserError("engine=flower-sim needs Flower and Ray: pip install 'fedc2i[flower-sim]'")
 
-    def execute(self, folder: Path | None = None, observer: Observer | None = None) -> Result:
-        """Runs every seed, writing into ``folder``, if there is one, as it goes."""
+    def execute(
+        self,
+        folder: Path | None = None,
+        observer: Observer | None = None,
+        draw: Callable[[Result, Path], None] = lambda result, folder: None,
+    ) -> Result:
+        """Runs every seed, writing into ``folder``, if there is one, as it goes.
+
+        A run that was cut off in this folder goes on behind its last checkpoint.
+
+        Args:
+            folder: the run's own.
+            observer: watches the run.
+            draw: adds figures to the folder of the finished run.
+        """
         if folder is None:
             return self.compute(observer)
         files = RunFolder(folder, self.federation.names)
+        keeper = Keeper(folder, self.config.checkpoint_every if self.config.engine == "inprocess" else 0)
+        so_far = keeper.latest(self.config.seeds)
+        keeper.clean()
+        keeper.begin(self.begun)  # first: a folder with a config.toml can be gone on with
         files.begin(self.config)
-        result = self.compute(observer, files.record)
+        start, reports = so_far or (None, [])
+        if start is not None:
+            getattr(observer, "say", lambda line: None)(f"{folder} goes on behind round {start.round}")
+        files.restart(reports)
+
+        def record(report: Round) -> None:
+            keeper.record(report)
+            files.record(report)
+
+        result = self.compute(observer, record, keeper.keep, start, reports)
+        draw(result, folder)
         files.finish(result)
+        keeper.tidy()
         return result
 
     def compute(
-        self, observer: Observer | None = None, record: Callable[[Round], None] = lambda report: None
+        self,
+        observer: Observer | None = None,
+        record: Callable[[Round], None] = lambda report: None,
+        keep: Keep | None = None,
+        start: Start | None = None,
+        reports: Sequence[Round] = (),
     ) -> Result:
-        """Runs all seeds side by side; ``record`` is given every report as it comes."""
+        """Runs all seeds side by side.
+
+        Args:
+            observer: watches the run.
+            record: is given every report as it comes.
+            keep: is given the state behind every round.
+            start: where to go on.
+            reports: of the rounds up to there.
+        """
         result = Result(self.method, self.config, self.federation, self.label, self.key)
 
         def on_round(report: Round) -> None:
@@ -92,8 +149,11 @@ class Plan:
             if observer is not None:
                 observer.round(report)
 
+        result.rounds += reports
         if observer is not None:
             observer.begin(result)
+            for report in () if start is None else start.last.values():
+                observer.round(report)
         on_client = None if observer is None else observer.client
         run = self.method, self.model, self.federation, self.config.settings(), self.config.seeds
         self.require_engine()
@@ -106,7 +166,7 @@ class Plan:
             device = self.config.torch_device()
             simulation.federate(*run, policy, self.config.ray_address, device, on_round, on_client, say)
         else:
-            result.outcomes = federate(*run, self.config.torch_device(), on_round, on_client)
+            result.outcomes = federate(*run, self.config.torch_device(), on_round, on_client, keep, start)
         result.rounds.sort(key=lambda report: self.config.seeds.index(report.seed))
         return result
 
@@ -165,23 +225,35 @@ def prepare(
     fitted.torch_device()
 
     plans = []
-    for method, draft in drafts:
+    for named, (method, draft) in zip(wanted, drafts, strict=True):
         config = replace(draft.fitted(federation), options=asdict(method), model=fitted.model)
         config = replace(config, data=federation.name) if isinstance(data, Federation) else config
         config = replace(config, model=model.name) if isinstance(model, Model) else config
-        said = [
-            f"{name}={value}"
-            for name, own in options_of(type(method)).items()
-            if (value := getattr(method, name)) != own.default
-        ]
+        said = _said(method)
         label = f"{method.title} ({', '.join(said)})" if said else method.title
-        key = f"{method.name}:{','.join(said)}" if said else method.name
-        plans.append(Plan(method, built, federation, config, label, key))
+        objects = {
+            "data": isinstance(data, Federation),
+            "model": isinstance(model, Model),
+            "method": isinstance(named, Method) and not _is_listed(named),
+        }
+        given = tuple(name for name, is_object in objects.items() if is_object)
+        plans.append(Plan(method, built, federation, config, label, key_of(method), given))
     for names in ([plan.label for plan in plans], [slug(plan.key) for plan in plans]):  # tables; folders
         for name in names:
             if names.count(name) > 1:
                 raise UserError(f"{name} is named {names.count(name)} times; methods need different names and titles")
     return plans
+
+
+def key_of(method: Method) -> str:
+    """The method with the options that differ from its defaults, as typed on a command line."""
+    said = _said(method)
+    return f"{method.name}:{','.join(said)}" if said else method.name
+
+
+def _said(method: Method) -> list[str]:
+    options = options_of(type(method)).items()
+    return [f"{name}={value}" for name, own in options if (value := getattr(method, name)) != own.default]
 
 
 def parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
@@ -215,6 +287,11 @@ def parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
             raise UserError(f"'{wanted}': no option '{key}', allowed are {allowed}, written name=value")
         own[key] = convert(value, hints[key], f"'{wanted}': {key}")
     return kind, name, own
+
+
+def _is_listed(method: Method) -> bool:
+    """Whether the method's name alone leads to its class in any process."""
+    return type(method).__module__.startswith(f"{methods.__name__}.")
 
 
 def _require_name(kind: type[Method], where: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Mapping
 from statistics import fmean
 from types import TracebackType
 
@@ -25,6 +27,7 @@ class ProgressView:
         self._label = ""
         self._began = time.perf_counter()
         self._last: dict[int, Round] = {}  # by seed, the last that was scored
+        self._refused: Counter[tuple[int, str]] = Counter()  # uploads, by seed and client
         self._live = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -52,7 +55,7 @@ class ProgressView:
         """A run starts: its own bar; the one before it stays as a line."""
         self._close()
         self._started += 1
-        self._began, self._last = time.perf_counter(), {}
+        self._began, self._last, self._refused = time.perf_counter(), {}, Counter()
         where = "" if ":" in result.config.data else f" on {result.config.data}"  # a path would take the whole line
         seeds = ", ".join(map(str, result.config.seeds))
         self._label = f"[{self._started}/{self._runs}] {result.label}{where}, seed{'s' * (',' in seeds)} {seeds}"
@@ -68,9 +71,11 @@ class ProgressView:
         assert self._task is not None
         self._last |= {report.seed: report} if report.metrics else {}
         self._live.update(self._task, completed=report.round, accuracy=self._accuracy())
-        for name in report.refused:
+        first = [name for name in report.refused if not self._refused[report.seed, name]]
+        self._refused.update((report.seed, name) for name in report.refused)
+        for name in first:
             self._console.print(
-                f"seed {report.seed}, round {report.round}: the upload of {name} was not finite and was left out",
+                f"seed {report.seed}, round {report.round}: the upload of {name} was not usable and was left out",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,
@@ -86,20 +91,33 @@ class ProgressView:
         means = {point: fmean(report.mean(point) for report in self._last.values()) for point in POINTS}
         return "  ".join(f"{point} {mean:.2f} %" for point, mean in means.items())
 
+    def _left_out(self) -> str:
+        """How many uploads of whom, over all seeds."""
+        counted: Counter[str] = Counter()
+        for (_, name), count in self._refused.items():
+            counted[name] += count
+        return left_out(counted)
+
     def _close(self) -> None:
         if self._task is None or not self._last:
             return
         last = max(report.round for report in self._last.values())
-        self._live.update(self._task, clients="", total=last)
+        self._live.update(self._task, clients="", total=last, accuracy=self._accuracy() + self._left_out())
         if self._live.disable:
             seconds = time.perf_counter() - self._began
             self._console.print(
-                f"{self._label}: {_rounds(last)} in {seconds:.1f} s, {self._accuracy()}",
+                f"{self._label}: {_rounds(last)} in {seconds:.1f} s, {self._accuracy()}{self._left_out()}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,
             )
         self._task = None
+
+
+def left_out(counted: Mapping[str, int]) -> str:
+    """The end of a line that says how many uploads of whom were left out; empty if there were none."""
+    listed = ", ".join(f"{name} {count}" for name, count in counted.items())
+    return f"; uploads left out: {listed}" if listed else ""
 
 
 def _rounds(count: int) -> str:

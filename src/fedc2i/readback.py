@@ -3,33 +3,52 @@
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedc2i.config import make, read_toml
+from fedc2i.data import npz
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.engine import Round
+from fedc2i.engine.reporting import LARGE
 from fedc2i.engine.rounds import POINTS, Point
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
+from fedc2i.methods.base import Method
 from fedc2i.plans import parse
+from fedc2i.plugins import is_plugin
 from fedc2i.results import Result
 
+MOST_BYTES = 2**28  # of summary.json and of a line of metrics.jsonl; ten thousand clients need some ten million
+MOST_ROUNDS = 10**7
 _DAMAGED = (
     OSError,
-    EOFError,
     ValueError,
-    KeyError,
-    IndexError,
+    LookupError,
     TypeError,
-    RuntimeError,  # of an archive: compressed in another way, or with a password
-    zipfile.BadZipFile,
-    zlib.error,
+    AttributeError,
+    ArithmeticError,  # of JSON's Infinity
+    RecursionError,
+    MemoryError,
 )
+
+
+@dataclass(repr=False)
+class _Finished(Result):
+    """A result whose summary was written already, from numbers that a folder keeps to six digits only."""
+
+    written: dict[str, Any] = field(default_factory=dict)
+
+    def only(self, seed: int) -> Result:
+        """The same of one seed alone, whose summary was not written."""
+        return replace(super().only(seed), written={})  # type: ignore[call-arg]
+
+    def summary(self) -> dict[str, Any]:
+        """As it was written."""
+        return dict(self.written) or super().summary()
 
 
 def read_run(folder: Path) -> Result:
@@ -42,24 +61,27 @@ def read_run(folder: Path) -> Result:
     if not path.is_file():
         raise UserError(f"{folder}: not the folder of a finished run; it has no summary.json")
     try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        summary = _read_summary(folder)
         values = read_toml(folder / "config.toml")
-        kind, name, _ = parse(str(values["method"]))
+        kind, name = _method(str(values["method"]), values.get("options", {}), summary)
         config = make(kind, {**values, "method": name})
         federation = RemoteFederation(
-            summary["data"],
-            blank_clients(summary["clients"], (3, 1, 1)),
-            tuple(summary["classes"]),
-            tuple(summary["notes"]),
-            averages={name: tuple(own) for name, own in summary.get("averages", {}).items()},
+            _text(summary["data"]),
+            blank_clients(_texts(summary["clients"]), (3, 1, 1)),
+            _texts(summary["classes"]),
+            _texts(summary["notes"]),
+            averages={name: _texts(own) for name, own in summary.get("averages", {}).items()},
             sizes={name: dict(own) for name, own in summary["samples"].items()},
             digests=dict(summary["data_checksums"]),
         )
         method = kind(**config.options)
         config = replace(config, options=asdict(method))  # a file has no word for none
-        result = Result(method, config, federation, summary["title"], summary.get("key", kind.name))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}: {error})") from None
+        title, key = _text(summary["title"]), _text(summary.get("key", kind.name))
+        result = _Finished(method, config, federation, title, key, written=summary)
+        if not all(set(members) <= set(federation.names) for members in federation.averages.values()):
+            raise ValueError("averages over clients that are not there")
+    except _DAMAGED as error:
+        raise UserError(f"{path}: cannot be read ({type(error).__name__}: {one_line(error)})") from None
     for seed in config.seeds:
         result.rounds += read_rounds(folder, federation.names, seed, complete=False)
     return result
@@ -78,12 +100,14 @@ def read_rounds(folder: Path, names: tuple[str, ...], seed: int, complete: bool 
         UserError: if a file is missing or damaged.
     """
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary = _read_summary(folder)
         metrics = _read_metrics(folder / "metrics.jsonl", names, seed)
         influence = _read_influence(folder / "influence.npz", seed)
         last = summary["rounds"] if complete else max(metrics)
         if complete and not all("accuracy" in own for point in POINTS for own in metrics[last][point]):
             raise ValueError("metrics.jsonl lacks clients of the last round")
+        if any(len(array) < (1 if array[:1].nbytes > LARGE else last) for array in influence.values()):
+            raise ValueError("influence.npz lacks rounds")
         return [
             Round(
                 seed,
@@ -91,33 +115,77 @@ def read_rounds(folder: Path, names: tuple[str, ...], seed: int, complete: bool 
                 float(summary["seconds_per_round"]),
                 (),
                 metrics.get(number, {}),
-                {name: array[number - 1] for name, array in influence.items()},
+                {
+                    name: array[number - 1 - max(0, last - len(array))]
+                    for name, array in influence.items()
+                    if number > last - len(array)
+                },
                 (),
                 int(summary["bytes_up_per_client_round"]),
                 int(summary["bytes_down_per_client_round"]),
             )
             for number in range(1, last + 1)
         ]
-    except _DAMAGED as error:
-        raise UserError(f"{folder}: not a complete run ({error}); remove it and run again") from None
+    except (*_DAMAGED, UserError) as error:
+        raise UserError(f"{folder}: not a complete run ({one_line(error)}); remove it and run again") from None
 
 
 def _read_metrics(path: Path, names: tuple[str, ...], seed: int) -> dict[int, dict[Point, list[dict[str, float]]]]:
     rounds: dict[int, dict[Point, list[dict[str, float]]]] = {}
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
+        while line := lines.readline(MOST_BYTES):
             entry = json.loads(line)
             if entry["seed"] != seed:
                 continue
+            if type(entry["round"]) is not int or not 1 <= entry["round"] <= MOST_ROUNDS:
+                raise ValueError(f"a round {one_line(entry['round'])}")
             points = rounds.setdefault(entry["round"], {point: [{} for _ in names] for point in POINTS})
             value = np.nan if entry["value"] is None else float(entry["value"])  # null: it was not finite
-            points[entry["point"]][names.index(entry["client"])][entry["metric"]] = value
+            points[entry["point"]][names.index(entry["client"])][_text(entry["metric"])] = value
     return rounds
 
 
 def _read_influence(path: Path, seed: int) -> dict[str, np.ndarray[Any, Any]]:
     if not path.is_file():
         return {}
-    with np.load(path, allow_pickle=False) as archive:
+    with npz.opened(path, ratio=None) as archive:
         prefix = f"seed{seed}_"
-        return {name.removeprefix(prefix): archive[name] for name in archive.files if name.startswith(prefix)}
+        own = [name for name in archive.names if name.startswith(prefix)]
+        return {name.removeprefix(prefix): array for name, array in archive.read(own).items()}
+
+
+def _read_summary(folder: Path) -> dict[str, Any]:
+    with (folder / "summary.json").open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"summary.json has more than {MOST_BYTES:,} bytes")
+    summary = json.loads(content.decode("utf-8"))
+    if not isinstance(summary, dict):
+        raise TypeError("summary.json is not a table")
+    return summary
+
+
+def _method(wanted: str, options: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[type[Method], str]:
+    """The method's class and name. That of a Python file is only described: reading a folder executes nothing in it."""
+    if not is_plugin(wanted):
+        return parse(wanted)[:2]
+    shared = {own.name for own in fields(Method)}
+    own = [(name, type(value), field(default=value)) for name, value in options.items() if name not in shared]
+    kind: type[Method] = make_dataclass("Stored", own, bases=(Method,), frozen=True)
+    title, headline = _text(summary["title"]), summary["headline"]
+    if headline not in POINTS:
+        raise ValueError(f"headline is {one_line(headline)}")
+    kind.name, kind.title, kind.headline = _text(summary.get("key", title)), title, headline
+    return kind, wanted
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text is expected, got {one_line(value)}")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"a list of texts is expected, got {one_line(value)}")
+    return tuple(map(_text, value))

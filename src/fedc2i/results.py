@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import functools
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedc2i.config import Config
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Outcome, Round
+from fedc2i.engine.reporting import LARGE
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.methods.base import Method
+from fedc2i.privacy import Cost, cost
 from fedc2i.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -102,12 +108,16 @@ class Result:
         """Every round's diagnostics of a seed (the first by default), stacked: ``(rounds, M, M, ...)``.
 
         Entry ``[t, m, i]`` is what client m measured of client i after the exchange of round t + 1, nan where it
-        measured nothing. ``(0,)`` if no round measured anything.
+        measured nothing. ``(0,)`` if no round measured anything. Of very many clients, where a round's would be more
+        than 16 MB (Λ of 650 clients and ten classes), only the last round's is kept: ``(1, M, M, ...)``.
         """
         seed = self.config.seeds[0] if seed is None else seed
         own = [report.influence.get(name) for report in self.rounds if report.seed == seed]
-        shapes = [array.shape for array in own if array is not None]
-        return np.stack([np.full(shapes[0], np.nan) if a is None else a for a in own]) if shapes else np.zeros((0,))
+        measured = [array for array in own if array is not None]
+        if not measured or measured[0].nbytes > LARGE:
+            return np.stack(measured) if measured else np.zeros((0,))
+        nothing = np.full(measured[0].shape, np.nan)
+        return np.stack([nothing if array is None else array for array in own])
 
     def only(self, seed: int) -> Result:
         """The same of one seed alone."""
@@ -133,6 +143,76 @@ class Result:
         """What it received; with `top_k` rounds differ."""
         return round(float(np.mean([report.bytes_down for report in self.rounds])))
 
+    @property
+    def privacy(self) -> Cost | None:
+        """What the uploads of the rounds so far cost; None where they were not clipped."""
+        rounds = max((report.round for report in self.rounds), default=0)
+        sends = any(report.bytes_up for report in self.rounds)
+        return cost(self.config, len(self.federation.names), rounds, sends)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many uploads were left out, by client."""
+        return dict(Counter(name for report in self.rounds for name in report.refused))
+
+    def to_pandas(self) -> Any:
+        """Every metric of every scored round as a pandas table: seed, round, client, point, metric, value.
+
+        A client that has no such metric, or gave no answer in a round, has no row.
+
+        Raises:
+            UserError: if pandas is not installed.
+        """
+        from fedc2i import views
+
+        return views.to_pandas(self)
+
+    def plot_accuracy(self, point: Point | None = None, *, seed: int | None = None, ax: Axes | None = None) -> Axes:
+        """Plots test accuracy over rounds: a line for each client, and their average in black.
+
+        Args:
+            point: ``received`` or ``trained``; the method's headline by default.
+            seed: one of the seeds; the mean over all by default.
+            ax: where to draw; a new figure by default.
+
+        Returns:
+            The axes, for titles and limits of your own.
+        """
+        from fedc2i import views
+
+        return views.plot_accuracy(self, point, seed, ax)
+
+    def plot_influence(
+        self,
+        round: int | None = None,
+        *,
+        seed: int | None = None,
+        client: str | None = None,
+        ax: Axes | None = None,
+    ) -> Axes:
+        """Plots who helps whom: the influence vectors, or with ``client`` its influence matrix by class.
+
+        Args:
+            round: from 1; the last by default.
+            seed: one of the seeds; the mean over all by default.
+            client: whose matrix; without it the vectors of all clients, a row for each.
+            ax: where to draw; a new figure by default.
+
+        Returns:
+            The axes, for titles of your own.
+
+        Raises:
+            UserError: if the method measured no influence, or there is no such round, seed or client.
+        """
+        from fedc2i import views
+
+        return views.plot_influence(self, round, seed, client, ax)
+
+    def _repr_html_(self) -> str:
+        from fedc2i import views
+
+        return views.html(self)
+
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` holds: scores at both points, cost, versions and data checksums."""
         return {
@@ -157,6 +237,8 @@ class Result:
                 for report in self.rounds
                 if report.refused
             ],
+            "privacy": None if (spent := self.privacy) is None else spent.to_json(),
+            "refused_uploads": self.refused,
             "notes": list(self.federation.notes),
             "data_checksums": self.federation.checksums,
             "versions": versions(),

@@ -6,6 +6,7 @@ influence.npz      λ and Λ (and their losses) of every round and seed
 models/            every client's last model at both points, safetensors
 *.png              figures
 summary.json       scores, cost, versions, data checksums; written last, so its presence means the run is complete
+checkpoints/, rounds/   until then: what a run that is cut off needs to go on, see `fedc2i.keeping`
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class RunFolder:
 
     def begin(self, config: Config) -> None:
         """Writes the configuration."""
-        self.write("config.toml", config.to_toml().encode())
+        self.write("config.toml", config.to_toml().encode(), durable=True)
 
     def restart(self, reports: Sequence[Round]) -> None:
         """Begins the metrics anew with reports of rounds that were finished before the run was cut off."""
@@ -80,10 +81,13 @@ class RunFolder:
                 for name, rows in _models(outcome, point).items()
                 for k, client in enumerate(self._clients)
             }
-            self.write(f"models/seed{seed}-{point}.safetensors", save(tensors))
+            self.write(f"models/seed{seed}-{point}.safetensors", save(tensors), durable=True)
 
     def finish(self, result: Result) -> None:
-        """Writes every client's last model at both points, influence and, last of all, the summary."""
+        """Writes every client's last model at both points, influence and, last of all, the summary.
+
+        All of it is on the disk when this returns: what a run could go on from may then be removed.
+        """
         for seed, outcome in result.outcomes.items():
             self._save_models(seed, outcome)
         names = sorted({name for report in result.rounds for name in report.influence})
@@ -96,12 +100,16 @@ class RunFolder:
         if measured:
             buffer = io.BytesIO()
             np.savez_compressed(buffer, clients=np.array(self._clients), **measured)  # type: ignore[arg-type]
-            self.write("influence.npz", buffer.getvalue())
-        self.write("summary.json", to_json(result.summary()).encode())
+            self.write("influence.npz", buffer.getvalue(), durable=True)
+        metrics = self.path / "metrics.jsonl"
+        with writing(metrics):
+            if metrics.exists():
+                _sync(metrics)
+        self.write("summary.json", to_json(result.summary()).encode(), durable=True)
 
-    def write(self, name: str, content: bytes) -> None:
+    def write(self, name: str, content: bytes, durable: bool = False) -> None:
         """Writes a file beside its place, then moves it there."""
-        write_atomically(self.path / name, content)
+        write_atomically(self.path / name, content, durable)
 
 
 def _models(outcome: Outcome, point: Point) -> Stacked:
@@ -132,16 +140,31 @@ def writing(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """The file is either the old one or the whole new one, whatever happens."""
+def write_atomically(path: Path, content: bytes, durable: bool = False) -> None:
+    """The file is either the old one or the whole new one, whatever happens; if ``durable``, after a power cut, too."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             beside.write_bytes(content)
+            if durable:
+                _sync(beside)
             beside.replace(path)
+            if durable:
+                _sync(path.parent)
         finally:
             beside.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file's content, or a folder's list of names, is on the disk."""
+    if os.name != "posix":  # a folder cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def new_folder(out: Path | None, stem: str = "run") -> Path:
@@ -154,7 +177,11 @@ def new_folder(out: Path | None, stem: str = "run") -> Path:
         with writing(out):
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
                 raise UserError(f"{out}: exists already; choose another --out or remove it")
-            out.mkdir(parents=True, exist_ok=True)
+            if not out.exists():
+                try:
+                    out.mkdir(parents=True)
+                except FileExistsError:
+                    raise UserError(f"{out}: another run has just taken it; choose another --out") from None
             if not os.access(out, os.W_OK | os.X_OK):
                 raise UserError(f"{out}: no permission to write there")
         return out

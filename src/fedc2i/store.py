@@ -6,16 +6,25 @@ import functools
 import hashlib
 import inspect
 import json
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import fedc2i
+from fedc2i.keeping import neighbours
 from fedc2i.methods.base import Method
 from fedc2i.plans import Observer, Plan
 from fedc2i.readback import read_rounds
 from fedc2i.results import Result, versions
 from fedc2i.runs import RunFolder, slug, writing
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 _ABOVE = (
     "checkpoint.py",
@@ -24,20 +33,40 @@ _ABOVE = (
     "cli_data.py",
     "cli_flower.py",
     "cli_paper.py",
+    "cli_resume.py",
+    "cli_privacy.py",
+    "cli_robustness.py",
+    "cli_report.py",
     "cli_site.py",
     "cli_study.py",
     "journal.py",
+    "keeping.py",
     "many.py",
     "mass.py",
     "paper.py",
+    "privacy.py",
     "progress.py",
     "readback.py",
     "recipes.py",
+    "resuming.py",
+    "robustness.py",
     "significance.py",
     "store.py",
     "study.py",
+    "views.py",
+    "cli_influence.py",
+    "cli_watch.py",
+    "following.py",
+    "intervals.py",
+    "reopening.py",
+    "retraining.py",
+    "tracker_kinds.py",
+    "trackers.py",
+    "uncertainty.py",
+    "watch.py",
 )
-_NOT_NUMBERS = ("data_dir", "device", "seeds")  # settings that do not decide a single seed's numbers by themselves
+# Settings that do not decide a single seed's numbers by themselves.
+_NOT_NUMBERS = ("checkpoint_every", "data_dir", "device", "seeds")
 
 
 class Store:
@@ -55,7 +84,7 @@ class Store:
         """Twelve digits that change with settings, data, device, versions and the code that decides numbers."""
         settings = {name: value for name, value in asdict(plan.config).items() if name not in _NOT_NUMBERS}
         decided = {
-            "settings": settings,
+            "settings": {**settings, "topology": neighbours(plan.config.topology)},
             "data": plan.federation.checksums,
             "device": plan.config.torch_device().type,
             "versions": [versions()["fedc2i"], versions()["torch"]],
@@ -81,17 +110,53 @@ class Store:
         return result
 
     def _run(self, plan: Plan, observer: Observer | None) -> None:
-        """All seeds of the plan side by side, each into a folder of its own."""
+        """All seeds of the plan side by side, each into a folder of its own; those of other processes are awaited."""
         folders = {seed: RunFolder(self.folder(plan, seed), plan.federation.names) for seed in plan.config.seeds}
-        for seed, files in folders.items():
-            with writing(files.path):
-                shutil.rmtree(files.path, ignore_errors=True)
-                files.path.mkdir(parents=True)
-            files.begin(replace(plan.config, seeds=(seed,)))
-        result = plan.compute(observer, lambda report: folders[report.seed].record(report))
-        for seed, files in folders.items():
-            own = result.only(seed)
-            files.finish(own if self._models else replace(own, outcomes={}))
+        with ExitStack() as held:
+            for seed in sorted(folders):  # everyone in the same order: no two wait for each other
+                held.enter_context(_alone(folders[seed].path))
+            missing = tuple(self.missing(plan))
+            for seed in missing:
+                with writing(folders[seed].path):
+                    _empty(folders[seed].path)
+                folders[seed].begin(replace(plan.config, seeds=(seed,)))
+            if not missing:  # another process did it all
+                return
+            plan = replace(plan, config=replace(plan.config, seeds=missing))
+            result = plan.compute(observer, lambda report: folders[report.seed].record(report))
+            for seed in missing:
+                own = result.only(seed)
+                folders[seed].finish(own if self._models else replace(own, outcomes={}))
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Makes a folder and keeps every other process out of this very function for it; a process that dies lets go.
+
+    The folder itself is what is locked, so nothing but runs lies in a store. Systems without such locks go without.
+    """
+    if fcntl is None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        yield
+        return
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a network disk that knows no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def _code(kind: type[Method]) -> str:

@@ -6,7 +6,7 @@ This is the plain form. The in-process engine calls it for one client after the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedc2i import seeding
 from fedc2i.data.federation import Client, Split
+from fedc2i.engine.attacks import Attackers, flips_labels
 from fedc2i.evaluate import at_once, means, predict_all, score
 from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.models import Model
@@ -47,6 +48,11 @@ class ClientData:
         """How many training samples the client has."""
         return len(self.train.y)
 
+    def with_flipped_labels(self) -> ClientData:
+        """Its training labels c turned into C − 1 − c; what it is scored on stays."""
+        turned = self.train._replace(y=len(self.counts) - 1 - self.train.y)
+        return replace(self, train=turned, counts=self.counts.flip(0))
+
 
 def _place(split: Split, shape: torch.Size, device: torch.device) -> Batch:
     images = split.x.reshape(len(split), *shape)  # an empty split may come without the images' shape
@@ -62,6 +68,11 @@ class Recipe:
     training: Training
     rounds: int
     seed: int
+    attacks: Attackers = field(default_factory=dict, hash=False)
+
+    def sees(self, data: ClientData) -> ClientData:
+        """A client's data as it trains on it."""
+        return data.with_flipped_labels() if flips_labels(self.attacks, data.name) else data
 
     def first_model(self, client: str, init: Literal["common", "independent"]) -> Params:
         """What a client starts its first round from: one common draw, or one of its own."""
@@ -125,7 +136,7 @@ class LocalClient:
 
     def __init__(self, recipe: Recipe, data: ClientData) -> None:
         self.recipe = recipe
-        self.data = data
+        self.data = recipe.sees(data)
         self._device = data.counts.device
 
     def _site(self, received: Params, position: int | Tensor, round: int) -> Site:

@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
 
 from fedc2i.data.federation import Federation
+from fedc2i.engine import attacks
 from fedc2i.engine.adaptive import Adaptive
 from fedc2i.engine.client import ClientData, Recipe
 from fedc2i.engine.executor import Executor, Turn
@@ -18,6 +20,7 @@ from fedc2i.engine.lane import Lane
 from fedc2i.engine.looped import Looped
 from fedc2i.engine.pool import Pool, cores, lease
 from fedc2i.engine.rounds import Metrics, Outcome, Round
+from fedc2i.engine.saving import Keep, Start, put_back, state_of
 from fedc2i.engine.settings import Settings, check
 from fedc2i.engine.stacked import Stacked
 from fedc2i.engine.workers import Workers
@@ -36,6 +39,8 @@ def federate(
     device: torch.device | str = "cpu",
     on_round: Callable[[Round], None] | None = None,
     on_client: Callable[[int, int], None] | None = None,
+    keep: Keep | None = None,
+    start: Start | None = None,
 ) -> dict[int, Outcome]:
     """Runs one federation with every seed, all of them side by side; a seed's numbers do not depend on the others.
 
@@ -48,16 +53,23 @@ def federate(
         device: where to compute.
         on_round: called after every round, once for each seed.
         on_client: called during local training with the number of clients done and the number there are.
+        keep: called behind every round, after its reports, with what gives the state to go on from.
+        start: goes on from there, and ends with the bits of a run that was never cut off.
     """
     device = torch.device(device)
     check(method, model, federation, settings)
     data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
     samples = torch.tensor([own.samples for own in data], device=device)
-    recipes = [Recipe(method, model, settings.training, settings.rounds, seed) for seed in seeds]
+    attackers = {seed: attacks.parse(settings.attack, federation.names, seed) for seed in seeds}
+    recipes = [Recipe(method, model, settings.training, settings.rounds, seed, attackers[seed]) for seed in seeds]
     lanes = [Lane(recipe, settings, federation.names, samples, device) for recipe in recipes]
-    outcomes: dict[int, Outcome] = {}
+    first, outcomes = 1, dict[int, Outcome]()
+    if start is not None:
+        first, (lanes, outcomes) = start.round + 1, put_back(start, lanes, device)
+    if not lanes:
+        return {seed: outcomes[seed] for seed in seeds}
     with repeatable(settings.threads), closing(_executor(recipes, data, settings, device, on_client)) as executor:
-        for number in range(1, settings.rounds + 1):
+        for number in range(first, settings.rounds + 1):
             began = time.perf_counter()
             due = settings.is_due(number)
             trained = _by_lane(executor.train, [lane.to_train(number) for lane in lanes], due)
@@ -77,6 +89,8 @@ def federate(
             for lane in [lane for lane in lanes if number == settings.rounds or lane.is_over(due)]:
                 outcomes[lane.recipe.seed] = lane.outcome()
                 lanes.remove(lane)
+            if keep is not None:
+                keep(number, not lanes, partial(state_of, lanes, outcomes))
             if not lanes:
                 break
     return {seed: outcomes[seed] for seed in seeds}
@@ -98,7 +112,7 @@ def _executor(
     """The one asked for; by itself, stacked on a GPU unless padding would change the model's evaluation."""
     fits = device.type == "cuda" and not recipes[0].model.evaluates_in_batches
     if settings.executor == "stacked" or (settings.executor == "auto" and fits):
-        return Stacked(data, settings.clients_at_once)
+        return Stacked(data, settings.clients_at_once, [recipe.attacks for recipe in recipes])
 
     def over(pool: Pool) -> Workers:
         return Workers(pool, recipes, data, settings.threads, on_client)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,12 +11,14 @@ from torch import Tensor
 from fedc2i.engine import topology
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.executor import Received, Trained, Turn
+from fedc2i.engine.leaving import leave
 from fedc2i.engine.reporting import Told, spread
 from fedc2i.engine.rounds import Metrics, Outcome, Point, Round
 from fedc2i.engine.schedule import Patience, choose
-from fedc2i.engine.server import Mailbox, Server
+from fedc2i.engine.server import REPORTS, Mailbox, Server
 from fedc2i.engine.settings import Settings
-from fedc2i.params import Stacked, replace_rows, row, rows, size_in_bytes
+from fedc2i.errors import UserError
+from fedc2i.params import Params, Stacked, prefixed, replace_rows, row, rows, size_in_bytes, unprefixed
 
 
 class Lane:
@@ -28,11 +31,12 @@ class Lane:
         self.recipe = recipe
         self._settings = settings
         self._names = names
+        self._device = device
         self._everyone = tuple(range(len(names)))
         self._own = self._first_models(device)
         circles = topology.parse(settings.topology, names, recipe.seed).circles()
         self._circle = {client: c for c, circle in enumerate(circles) for client in circle.members}
-        self._mailbox = Mailbox(len(names))
+        self._mailbox = Mailbox(len(names), settings.norm_bound)
         self._servers = [Server(recipe.method, samples, self._own, one.sources, self._mailbox) for one in circles]
         self._chosen = self._choose(1)
         self._audience = self._everyone
@@ -62,8 +66,10 @@ class Lane:
             scored |= self._scored(others, self._others())
             self._metrics["trained"] = [scored[m] for m in self._everyone]
         uploads = self._joined([own.uploads for own in trained], self._chosen)
+        sent_by = [self._names[m] for m in self._chosen]
+        uploads = leave(uploads, self._starts, sent_by, number, self.recipe, self._settings, self._had_received)
         self._bytes_up = size_in_bytes(row(uploads, 0)) + self._bytes_told
-        self._refused = self._mailbox.receive(self._chosen, uploads, number)
+        self._refused = list(self._mailbox.receive(self._chosen, uploads, number))
         for server in self._servers:
             server.combine(number)
 
@@ -87,7 +93,7 @@ class Lane:
             seconds,
             tuple(self._names[m] for m in self._chosen),
             self._metrics,
-            spread(told, len(self._names)),
+            spread(told, len(self._names), number == self._settings.rounds),
             tuple(self._names[m] for m in self._refused),
             bytes_up=self._bytes_up,
             bytes_down=self._bytes_down(),
@@ -107,6 +113,51 @@ class Lane:
         """The last models; to be asked after a round that was scored, when everyone has received."""
         assert self._last is not None
         return Outcome(self._own, self._received, self._last)
+
+    # Between two rounds: all that is needed to go on, as one flat mapping of tensors and plain values.
+
+    def state(self) -> tuple[Params, dict[str, Any]]:
+        """What `restore` takes; to be asked behind a round."""
+        tensors = prefixed("own/", self._own) | prefixed("received/", self._received)
+        tensors |= prefixed("mailbox/", self._mailbox.uploads)
+        for s, server in enumerate(self._servers):
+            tensors |= prefixed(f"server{s}/", server.tensors())
+        values = {
+            "sent": self._mailbox.sent,
+            "audience": self._audience,
+            "downloads": [server.download.clients for server in self._servers],
+            "patience": self._patience.state,
+            "bytes_told": self._bytes_told,
+            "on_cpu": [name for name, tensor in tensors.items() if self._stays_on_cpu(name, tensor)],
+        }
+        return tensors, values
+
+    def restore(self, tensors: Params, values: Mapping[str, Any], number: int) -> None:
+        """Goes on behind round ``number`` with the state after it.
+
+        Raises:
+            UserError: if it is of another model or of other clients.
+        """
+        on_cpu = set(values["on_cpu"])
+        tensors = {name: own if name in on_cpu else own.to(self._device) for name, own in tensors.items()}
+        own = unprefixed("own/", tensors)
+        if {name: one.shape for name, one in own.items()} != {name: one.shape for name, one in self._own.items()}:
+            raise UserError(f"the checkpoint after round {number} is of another model or of other clients")
+        self._own = own
+        self._received = unprefixed("received/", tensors)
+        self._mailbox.restore(unprefixed("mailbox/", tensors), values["sent"])
+        for s, (server, clients) in enumerate(zip(self._servers, values["downloads"], strict=True)):
+            server.restore(unprefixed(f"server{s}/", tensors), clients)
+        self._audience = tuple(values["audience"])
+        best, waited = values["patience"]
+        self._patience.state = best, waited
+        self._bytes_told = values["bytes_told"]
+        self._chosen = self._choose(number + 1)
+        self._starts = rows(self._received, [self._audience.index(m) for m in self._chosen])
+
+    def _stays_on_cpu(self, name: str, tensor: Tensor) -> bool:
+        """Whether it lies there for its own reasons, not because everything does."""
+        return tensor.device.type == "cpu" and (self._device.type != "cpu" or f"/{REPORTS}" in name)
 
     # Clients by the circle they receive in; where that is one for all, its results are passed on as they are.
 
@@ -155,6 +206,11 @@ class Lane:
         """What a client that trained received, on average: with a topology not all receive equally much."""
         sizes = [(size_in_bytes(server.download.to(own[0])), len(own)) for server, own in self._shares(self._chosen)]
         return sum(size * clients for size, clients in sizes) // len(self._chosen)
+
+    def _had_received(self, k: int) -> Params:
+        """What the k-th client that trains had received before this round."""
+        client = self._chosen[k]
+        return self._servers[self._circle[client]].download.to(client)
 
     def _others(self) -> tuple[int, ...]:
         """Who does not train in this round."""

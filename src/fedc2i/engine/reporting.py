@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+LARGE = 2**24  # bytes of an array, in a round, that only the last round is worth
 
 
 class Told(NamedTuple):
@@ -18,8 +21,8 @@ class Told(NamedTuple):
     received: tuple[int, ...]
 
 
-def spread(told: Sequence[Told], clients: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Diagnostics as arrays over all clients, nan elsewhere.
+def spread(told: Sequence[Told], clients: int, is_last: bool = True) -> dict[str, np.ndarray[Any, Any]]:
+    """Diagnostics as arrays over all clients, nan elsewhere; large ones of the last round only.
 
     ``(M, M, ...)`` for what a client says of each client it received, ``(M, ...)`` for what it says of itself.
     """
@@ -29,6 +32,8 @@ def spread(told: Sequence[Told], clients: int) -> dict[str, np.ndarray[Any, Any]
         of_others = all(values.ndim > 1 and values.shape[1] == len(one.received) for values, one in parts)
         some = parts[0][0]
         shape = (clients, clients, *some.shape[2:]) if of_others else (clients, *some.shape[1:])
+        if not is_last and 4 * math.prod(shape) > LARGE:  # Λ of a thousand clients is 40 MB, every round
+            continue
         array = np.full(shape, np.nan, dtype=np.float32)
         for values, one in parts:
             where = np.ix_(one.clients, one.received) if of_others else list(one.clients)

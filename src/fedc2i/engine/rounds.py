@@ -27,7 +27,7 @@ class Round:
         metrics: for each point, for each client its metrics; empty in rounds that are not evaluated.
         influence: diagnostics such as ``influence_vector`` ``(M, M, ...)``: row m is what client m measured of every
             client, nan where it measured nothing. It belongs to the exchange at the end of this round.
-        refused: names of clients whose upload was not finite and was left out.
+        refused: names of clients whose upload was not finite or far too large, and was left out.
         bytes_up: what one client sent.
         bytes_down: what one client received.
     """

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from fedc2i.methods.base import Download, Method, Uploads
-from fedc2i.params import Stacked, finite, floating, mix, replace_rows, rows, uniform
+from fedc2i.params import (
+    Params,
+    Stacked,
+    finite,
+    floating,
+    mix,
+    norms,
+    prefixed,
+    replace_rows,
+    rows,
+    uniform,
+    unprefixed,
+)
+
+NOT_FINITE = "not finite"
+REPORTS = "reports/"  # of a server's tensors: on the CPU, wherever the models are
+FEWEST = 3  # uploads that a median means something of
 
 
 class Mailbox:
     """The latest upload of every client."""
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self, clients: int, norm_bound: float = 0.0) -> None:
+        """For so many clients; see `Settings.norm_bound`."""
+        self._norm_bound = norm_bound
         self.uploads: Stacked = {}
         self.sent = [0] * clients  # the round of each client's latest upload, 0 for none
 
-    def receive(self, clients: Sequence[int], uploads: Stacked, round: int) -> list[int]:
-        """Takes the uploads of this round; returns the clients whose upload held nan or infinity and was refused.
+    def receive(self, clients: Sequence[int], uploads: Stacked, round: int) -> dict[int, str]:
+        """Takes the uploads of this round; returns the clients whose upload was refused, and what was wrong with it.
 
         A refused client counts as absent: its earlier upload, if any, stays.
         """
-        sound = finite(uploads).tolist() if uploads else [True] * len(clients)
-        kept = [k for k, good in enumerate(sound) if good]
+        wrong = self._wrong(clients, uploads) if uploads else {}
+        kept = [k for k in range(len(clients)) if k not in wrong]
         if not self.uploads:
             self.uploads = {
                 name: tensor.new_zeros((len(self.sent), *tensor.shape[1:])) for name, tensor in uploads.items()
@@ -34,7 +53,27 @@ class Mailbox:
             self.uploads = replace_rows(self.uploads, accepted, rows(uploads, kept))
         for client in accepted:
             self.sent[client] = round
-        return [clients[k] for k, good in enumerate(sound) if not good]
+        return {clients[k]: why for k, why in wrong.items()}
+
+    def _wrong(self, clients: Sequence[int], uploads: Stacked) -> dict[int, str]:
+        """Which uploads are not usable: nan or infinity in them, or a norm far above the median of all.
+
+        Where fewer than three have arrived, those of other clients that lie here are part of the median. With fewer
+        than three in all there is no telling which is the odd one.
+        """
+        sound = finite(uploads)
+        if not self._norm_bound:
+            return {k: NOT_FINITE for k, good in enumerate(sound.tolist()) if not good}
+        others = [m for m, round in enumerate(self.sent) if round and m not in clients] if len(clients) < FEWEST else []
+        measured = [norms(uploads), *([norms(self.of(others))] if others else [])]
+        read = torch.cat([sound.to(torch.float64), *measured]).tolist()  # at once: a GPU waits for it
+        flags, sizes = read[: len(clients)], read[len(clients) :]
+        wrong = {k: NOT_FINITE for k, good in enumerate(flags) if not good}
+        usual = [size for k, size in enumerate(sizes) if k not in wrong]
+        bound = self._norm_bound * median(usual) if len(usual) >= FEWEST else 0.0
+        large = {k for k, size in enumerate(sizes[: len(clients)]) if size > bound > 0 and k not in wrong}
+        wrong |= {k: f"{sizes[k] / median(usual):.3g} times the usual size" for k in large}
+        return dict(sorted(wrong.items()))
 
     def restore(self, uploads: Stacked, sent: Sequence[int]) -> None:
         """Puts back what a checkpoint kept."""
@@ -76,8 +115,8 @@ class Server:
         self.reports: dict[str, Tensor] = {}  # by sources: (S, S, ...), nan where nothing was said
 
     def receive(self, clients: Sequence[int], uploads: Stacked, round: int) -> list[int]:
-        """Takes the uploads of this round; see `Mailbox.receive`."""
-        return self.mailbox.receive(clients, uploads, round)
+        """Takes the uploads of this round; returns whose were refused, see `Mailbox.receive`."""
+        return list(self.mailbox.receive(clients, uploads, round))
 
     def hear(self, clients: Sequence[int], received: Sequence[int], reports: Mapping[str, Tensor]) -> None:
         """Takes what clients say of the models they received; what they said before is forgotten.
@@ -92,9 +131,10 @@ class Server:
         columns = torch.tensor([self._place[m] for m in received], dtype=torch.int64)
         for name, values in reports.items():
             nothing = torch.full((count, count, *values.shape[2:]), torch.nan)
-            full = self.reports.setdefault(name, nothing)
+            full = self.reports.get(name, nothing).clone()  # another may hold what was there before, e.g. a checkpoint
             full[where] = torch.nan
             full[where[:, None], columns] = values.to("cpu", torch.float32)
+            self.reports[name] = full
 
     def combine(self, round: int) -> Download:
         """What its clients receive after this round; the same as last time if nothing usable arrived."""
@@ -111,6 +151,21 @@ class Server:
             )
             self.download, self.state = self.method.combine(uploads, self.state)
         return self.download
+
+    def tensors(self) -> Params:
+        """All that it keeps from round to round, but for the uploads."""
+        parts = {
+            "state/": self.state,
+            "shared/": self.download.shared,
+            "personal/": self.download.personal,
+            REPORTS: self.reports,
+        }
+        return {name: own for part, tensors in parts.items() for name, own in prefixed(part, tensors).items()}
+
+    def restore(self, tensors: Params, clients: Sequence[int]) -> None:
+        """Puts back what `tensors` gave, and whose rows the download has."""
+        self.state, self.reports = unprefixed("state/", tensors), unprefixed(REPORTS, tensors)
+        self.download = Download(unprefixed("shared/", tensors), unprefixed("personal/", tensors), tuple(clients))
 
     def _reports_of(self, clients: Sequence[int]) -> dict[str, Tensor]:
         """What these clients said of each other."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fedc2i.data.federation import Federation
-from fedc2i.engine import topology
+from fedc2i.engine import attacks, privacy, topology
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.models import Model
@@ -29,6 +30,11 @@ class Settings:
         init: one ``common`` initial model, or an ``independent`` one for each client.
         topology: whose models a client receives: ``full``, everyone's; ``ring``, those of its neighbours in the table;
             ``random:K``, those of K others, drawn once for a run; or a file (see `fedc2i.engine.topology`).
+        attack: which clients are dishonest or broken, and how (see `fedc2i.engine.attacks`); empty: none.
+        norm_bound: an upload whose norm is more than this many times the median norm of the round's uploads is left
+            out; 0: no bound.
+        clip: the largest L2 norm of what an upload may differ from what the server knows; 0: uploads are not clipped.
+        noise: standard deviation of Gaussian noise on every number of an upload, in units of ``clip``; 0: none.
         executor: ``looped``, one client after the other; ``workers``, over processes of a CPU, with the same numbers;
             ``stacked``, all clients at once; or ``auto``: stacked on a GPU, on a CPU workers where that pays.
         workers: processes on a CPU; 0: one per core, divided by ``threads``.
@@ -44,6 +50,10 @@ class Settings:
     patience: int = 0
     init: Literal["common", "independent"] = "common"
     topology: str = "full"
+    attack: str = ""
+    norm_bound: float = 100.0
+    clip: float = 0.0
+    noise: float = 0.0
     executor: Literal["auto", "looped", "workers", "stacked"] = "auto"
     workers: int = 0
     clients_at_once: int = 0
@@ -58,6 +68,11 @@ class Settings:
         if self.patience and not self.evaluate_every:
             raise UserError(f"patience={self.patience} needs evaluations: evaluate_every must be at least 1")
         check_choice(self, "init", "executor")
+        if not (self.norm_bound == 0 or 1 < self.norm_bound < math.inf):
+            raise UserError(f"norm_bound must be above 1, or 0 for none, got {self.norm_bound}")
+        check_at_least(self, 0, "clip", "noise")
+        if self.noise and not self.clip:
+            raise UserError(f"noise={self.noise:g} is in units of clip, which must be above 0 then, got clip=0")
         if self.threads > MOST_THREADS:
             raise UserError(f"threads must be 1..{MOST_THREADS}, got {self.threads}")
 
@@ -82,13 +97,14 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
 
     Raises:
         UserError: for a model that does not fit the data or the method, options that need validation data where there
-            is none, a share of clients that is none, a topology that does not fit the clients, or an executor that
-            cannot run the model.
+            is none, a share of clients that is none, a topology or attackers that do not fit the clients, or an
+            executor that cannot run the model, or what clipping and noise do not cover.
     """
     model.check(federation.clients[0].train.x[:2], len(federation.classes))
     method.setup(model.init(0, "check"), model)  # a method may refuse a model, e.g. FedBN one without BatchNorm
     settings.participants(len(federation.clients))
     topology.parse(settings.topology, federation.names, seed=0)
+    attacks.parse(settings.attack, federation.names, seed=0)
     if settings.executor == "workers" and os.name != "posix":
         raise UserError("executor=workers needs Linux or macOS; use executor=looped")
     if settings.executor == "stacked" and model.evaluates_in_batches:
@@ -99,5 +115,6 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
         for client in federation.clients:
             if not len(client.validation):
                 raise UserError(f"influence_split=validation: client '{client.name}' has no validation data")
+    privacy.check(method, model, federation, settings)
     if settings.patience and not any(len(client.validation) for client in federation.clients):
         raise UserError(f"patience={settings.patience}: no client of '{federation.name}' has validation data")

@@ -17,6 +17,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
 from fedc2i import seeding
+from fedc2i.engine.attacks import Attackers
 from fedc2i.engine.client import ClientData, LocalClient, Recipe
 from fedc2i.engine.executor import Received, Trained, Turn
 from fedc2i.engine.lifting import Lifted
@@ -48,10 +49,12 @@ class _Kept(NamedTuple):
 class Stacked:
     """`Executor` that serves all clients together."""
 
-    def __init__(self, data: Sequence[ClientData], clients_at_once: int = 0) -> None:
+    def __init__(
+        self, data: Sequence[ClientData], clients_at_once: int = 0, attackers: Sequence[Attackers] = ()
+    ) -> None:
         self._data = data
         self._device = data[0].counts.device
-        self._stacks = Stacks(data)
+        self._stacks = Stacks(data, attackers)
         self._at_once = clients_at_once or 10**9
         self._made: dict[Any, _Kept] = {}  # what was recorded
         self._reads_round: set[_Kind] = set()

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedc2i.engine.client import ClientData
+from fedc2i.engine.attacks import Attackers, flips_labels
+from fedc2i.engine.client import ClientData, Recipe
 from fedc2i.engine.executor import Turn
 from fedc2i.engine.stepper import Steps, plan_steps
 from fedc2i.methods.base import Phase
@@ -22,18 +23,26 @@ _Drawn = list[tuple[Phase, Steps]]
 class Stacks:
     """Data of M clients on one device; answers are for the K clients of S seeds whose turn it is, ``(S, K, ...)``."""
 
-    def __init__(self, data: Sequence[ClientData]) -> None:
+    def __init__(self, data: Sequence[ClientData], attackers: Sequence[Attackers] = ()) -> None:
+        """Clients that some seed's attackers are, and that turn their labels, are there a second time, turned."""
         self._data = data
+        turned = [m for m, own in enumerate(data) if any(flips_labels(one, own.name) for one in attackers)]
+        self._turned = {m: len(data) + k for k, m in enumerate(turned)}
+        rows = [*data, *(data[m].with_flipped_labels() for m in turned)]
         self._device = data[0].counts.device
         self._most = max(own.samples for own in data)
-        self._counts = torch.stack([own.counts for own in data])
+        self._counts = torch.stack([own.counts for own in rows])
         self._ahead: dict[Any, _Drawn] = {}
-        self.train = pad([own.train for own in data])  # x (M, N, 3, H, W)
-        self.validation = pad([own.validation for own in data])
+        self.train = pad([own.train for own in rows])  # x (M, N, 3, H, W)
+        self.validation = pad([own.validation for own in rows])
 
     def whose(self, part: Sequence[Turn]) -> Tensor:
-        """Numbers of the clients."""
-        return torch.tensor([turn.clients for turn in part], device=self._device)
+        """Which rows are the clients'."""
+        return torch.tensor([[self._row(turn.recipe, m) for m in turn.clients] for turn in part], device=self._device)
+
+    def _row(self, recipe: Recipe, client: int) -> int:
+        turns = bool(recipe.attacks) and flips_labels(recipe.attacks, self._data[client].name)
+        return self._turned[client] if turns else client
 
     def counts(self, part: Sequence[Turn]) -> Tensor:
         """Training samples of each class."""

@@ -265,7 +265,8 @@ class FedC2I(Method):
         mine = F.one_hot(site.position.clamp(min=0), len(losses)).to(torch.bool) & (site.position >= 0)
         mine = mine.reshape(-1, *[1] * (losses.ndim - 1)) & usable
         weights, used = weigh(losses, gamma, usable & ~mine, site, self.not_finite)
-        share = mine.to(losses.dtype) / usable.sum(0).clamp(min=1)
+        of = torch.where(weights.sum(0) > 0, usable.sum(0), 1)  # all of it where nobody else has an influence
+        share = mine.to(losses.dtype) / of.clamp(min=1)
         return share + weights * (1 - share.sum(0)), used
 
 

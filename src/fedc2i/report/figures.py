@@ -11,7 +11,7 @@ import numpy as np
 
 from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation
-from fedc2i.engine.rounds import POINTS
+from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.results import Array, Result
 from fedc2i.runs import write_atomically
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import TwoSlopeNorm
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 MOST_PANELS = 12  # clients shown in figures that have a panel for each
 MOST_LABELS = 40  # names on an axis that can still be read
@@ -41,38 +42,47 @@ def draw_comparison(results: Sequence[Result], folder: Path) -> None:
     """The average accuracy of all methods over rounds."""
     figure, axes = _figure(2, 1, 5.2, 3.6)
     for point, axis in zip(POINTS, axes[0], strict=True):
-        for result in results:
-            rounds, values = result.curve(point)
-            marker = "." if len(rounds) < 3 else None
-            axis.plot(rounds, np.nanmean(values, axis=1), label=_plain(result.label), marker=marker)
-        _dress(axis, point)
+        comparison_panel(axis, results, point)
     axes[0][0].legend(fontsize=8)
     axes[0][1].sharey(axes[0][0])
-    figure.suptitle(_plain(f"average over clients on {results[0].config.data}{_mean_of(results[0])}"), fontsize=11)
+    figure.suptitle(plain(f"average over clients on {results[0].config.data}{mean_of(results[0])}"), fontsize=11)
     save(figure, folder / "comparison.png")
+
+
+def comparison_panel(axis: Axes, results: Sequence[Result], point: Point) -> None:
+    """The average accuracy of all methods over rounds at one point."""
+    for result in results:
+        rounds, values = result.curve(point)
+        marker = "." if len(rounds) < 3 else None
+        axis.plot(rounds, np.ma.masked_invalid(values).mean(axis=1), label=plain(result.label), marker=marker)
+    _dress(axis, point)
 
 
 def accuracy(result: Result) -> Figure:
     """Test accuracy of every client over rounds, at both points, mean over seeds."""
     figure, axes = _figure(2, 1, 5.2, 3.6)
-    names = result.federation.names
     for point, axis in zip(POINTS, axes[0], strict=True):
-        rounds, values = result.curve(point)
-        for k, name in enumerate(names[:MOST_PANELS]):
-            axis.plot(rounds, values[:, k], label=_plain(name), linewidth=1.2, marker="." if len(rounds) < 3 else None)
-        marker = "." if len(rounds) < 3 else None
-        axis.plot(
-            rounds,
-            np.nanmean(values, axis=1),
-            color="black",
-            linewidth=2,
-            label=f"average of {len(names)}",
-            marker=marker,
-        )
-        _dress(axis, point)
-    axes[0][1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-    figure.suptitle(_plain(f"{result.label} on {result.config.data}{_mean_of(result)}"), fontsize=11)
+        accuracy_panel(axis, result, point)
+    name_lines(axes[0][1])
+    figure.suptitle(plain(f"{result.label} on {result.config.data}{mean_of(result)}"), fontsize=11)
     return figure
+
+
+def accuracy_panel(axis: Axes, result: Result, point: Point) -> None:
+    """Test accuracy of every client over rounds, and in black their average, at one point, mean over seeds."""
+    names = result.federation.names
+    rounds, values = result.curve(point)
+    marker = "." if len(rounds) < 3 else None
+    for k, name in enumerate(names[:MOST_PANELS]):
+        axis.plot(rounds, values[:, k], label=plain(name), linewidth=1.2, marker=marker)
+    average = np.ma.masked_invalid(values).mean(axis=1)  # a gap where nobody was scored
+    axis.plot(rounds, average, color="black", linewidth=2, label=f"average of {len(names)}", marker=marker)
+    _dress(axis, point)
+
+
+def name_lines(axis: Axes) -> None:
+    """The legend of lines, outside on the right."""
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 
 
 def influence_vectors(result: Result, vectors: Array, rounds: Sequence[int] | None = None) -> Figure:
@@ -85,22 +95,28 @@ def influence_vectors(result: Result, vectors: Array, rounds: Sequence[int] | No
     """
     chosen = rounds or result.federation.preset.get("figure_rounds") or ()
     chosen = [number for number in chosen if number <= len(vectors)] or chosen_rounds(len(vectors))
-    names, count = result.federation.names, vectors.shape[1]
-    side = min(max(2.2, 0.48 * count), 7)
+    names = result.federation.names
+    side = min(max(2.2, 0.48 * len(names)), 7)
     figure, axes = _figure(len(chosen), 1, side, side + 0.9)
     top = float(np.nanmax(vectors[[number - 1 for number in chosen]]))
     for number, axis in zip(chosen, axes[0], strict=True):
-        image = axis.imshow(vectors[number - 1], vmin=0, vmax=top, cmap="Blues")
+        image = vector_panel(axis, vectors[number - 1], top, names, names if axis is axes[0][0] else ())
         axis.set_title(f"round {number}", fontsize=10)
-        _name_axis(axis, "x", names)
-        _name_axis(axis, "y", names if axis is axes[0][0] else ())
-        if count <= 10:
-            _write_values(axis, vectors[number - 1], top)
     axes[0][0].set_ylabel("client that is helped")
     axes[0][0].set_xlabel("client that helps")
     figure.colorbar(image, ax=list(axes[0]), shrink=0.8, label="influence λ", pad=0.01)
-    figure.suptitle(_plain(f"{result.label} on {result.config.data}{_mean_of(result)}"), fontsize=11)
+    figure.suptitle(plain(f"{result.label} on {result.config.data}{mean_of(result)}"), fontsize=11)
     return figure
+
+
+def vector_panel(axis: Axes, vectors: Array, top: float, names: Sequence[str], down: Sequence[str]) -> AxesImage:
+    """The influence vectors ``(M, M)`` of one round, shaded up to ``top``; ``down`` are the names of rows that show."""
+    image = axis.imshow(vectors, vmin=0, vmax=top, cmap="Blues")
+    _name_axis(axis, "x", names)
+    _name_axis(axis, "y", down)
+    if len(vectors) <= 10:
+        _write_values(axis, vectors, top)
+    return image
 
 
 def influence_matrices(result: Result, matrices: Array) -> Figure:
@@ -110,21 +126,29 @@ def influence_matrices(result: Result, matrices: Array) -> Figure:
     across = min(shown, 3)
     wide, high = max(3.0, 0.34 * len(classes)), max(1.8, 0.3 * len(names) + 0.9)
     figure, axes = _figure(across, -(-shown // across), min(wide, 9), min(high, 7))
-    shades = _around_equal_share(matrices[:shown], len(names))
+    shades = around_equal_share(matrices[:shown], len(names))
     for m, axis in enumerate(axes.flat):
         if m >= shown:
             axis.set_axis_off()
             continue
-        image = axis.imshow(matrices[m], norm=shades, cmap="PiYG", aspect="auto")
-        axis.set_title(_plain(f"helps {names[m]}"), fontsize=9)
-        _name_axis(axis, "x", classes)
-        _name_axis(axis, "y", names if m % across == 0 else ())
+        image = matrix_panel(axis, matrices[m], shades, classes, names if m % across == 0 else ())
+        axis.set_title(plain(f"helps {names[m]}"), fontsize=9)
     axes[0][0].set_ylabel("client that helps", fontsize=8)
     axes[0][0].set_xlabel("class", fontsize=8)
     figure.colorbar(image, ax=list(axes.flat), shrink=0.8, label="influence Λ (white: equal share)", pad=0.01)
-    title = f"{result.label} on {result.config.data}: influence per class, last round{_mean_of(result)}"
-    figure.suptitle(_plain(title), fontsize=11)
+    title = f"{result.label} on {result.config.data}: influence per class, last round{mean_of(result)}"
+    figure.suptitle(plain(title), fontsize=11)
     return figure
+
+
+def matrix_panel(
+    axis: Axes, matrix: Array, shades: TwoSlopeNorm, classes: Sequence[str], down: Sequence[str]
+) -> AxesImage:
+    """One client's influence matrix ``(M, C)``; ``down`` are the names of rows that show."""
+    image = axis.imshow(matrix, norm=shades, cmap="PiYG", aspect="auto")
+    _name_axis(axis, "x", classes)
+    _name_axis(axis, "y", down)
+    return image
 
 
 def samples(federation: Federation, classes: int = 5) -> Figure:
@@ -141,9 +165,9 @@ def samples(federation: Federation, classes: int = 5) -> Figure:
             else:
                 axis.set_axis_off()
             if client is clients[0]:
-                axis.set_title(_plain(federation.classes[label]), fontsize=7)
+                axis.set_title(plain(federation.classes[label]), fontsize=7)
         line[0].set_axis_on()
-        line[0].set_ylabel(_plain(client.name), fontsize=7, rotation=0, ha="right", va="center")
+        line[0].set_ylabel(plain(client.name), fontsize=7, rotation=0, ha="right", va="center")
     return figure
 
 
@@ -191,26 +215,27 @@ def _dress(axis: Axes, title: str) -> None:
     axis.locator_params(axis="x", integer=True)
 
 
-def _mean_of(result: Result) -> str:
+def mean_of(result: Result) -> str:
+    """What a title says of several seeds."""
     seeds = len(result.config.seeds)
     return f", mean of {seeds} seeds" if seeds > 1 else ""
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text as it stands: between two dollar signs matplotlib would read a formula."""
     return text.replace("$", r"\$")
 
 
 def _name_axis(axis: Axes, which: str, names: Sequence[str]) -> None:
     ticks = range(len(names)) if len(names) <= MOST_LABELS else ()
-    texts = [_plain(names[k]) for k in ticks]
+    texts = [plain(names[k]) for k in ticks]
     if which == "x":
         axis.set_xticks(list(ticks), texts, fontsize=7, rotation=45, ha="right", rotation_mode="anchor")
     else:
         axis.set_yticks(list(ticks), texts, fontsize=7)
 
 
-def _around_equal_share(values: Array, clients: int) -> TwoSlopeNorm:
+def around_equal_share(values: Array, clients: int) -> TwoSlopeNorm:
     """Colours that meet at 1/M: one side helps more than an equal share, the other less."""
     from matplotlib.colors import TwoSlopeNorm
 

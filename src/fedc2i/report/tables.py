@@ -67,6 +67,7 @@ def comparison(results: Sequence[Result], against_paper: bool = False) -> Table:
         *_other_protocol(first),
         *(misprints(first.federation.name) if against_paper else []),
         *reconstructions(results),
+        *privacy_costs(results),
         *first.federation.notes,
     ]
     return table
@@ -75,6 +76,15 @@ def comparison(results: Sequence[Result], against_paper: bool = False) -> Table:
 def reconstructions(results: Sequence[Result]) -> list[str]:
     """A line for every method that had to be reconstructed."""
     return list(dict.fromkeys(result.method.reconstruction for result in results if result.method.reconstruction))
+
+
+def privacy_costs(results: Sequence[Result]) -> list[str]:
+    """A line for every ε among results whose uploads were clipped."""
+    found: dict[str, list[str]] = {}
+    for result in results:
+        if result.privacy is not None:
+            found.setdefault(str(result.privacy), []).append(result.label)
+    return [f"Privacy of {', '.join(labels)}: {text}." for text, labels in found.items()]
 
 
 def _ties(results: Sequence[Result]) -> set[tuple[str, Point]]:

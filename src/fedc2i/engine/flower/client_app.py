@@ -23,6 +23,7 @@ from fedc2i.engine.flower.memory import ContextMemory, FolderMemory, Memory
 from fedc2i.engine.flower.setup import understand
 from fedc2i.engine.flower.site import Assignment, perform
 from fedc2i.engine.flower.tasks import Answer, Introduction, Task, failure
+from fedc2i.engine.privacy import secret_in
 from fedc2i.errors import UserError
 
 
@@ -51,6 +52,10 @@ class Home:
     def memory(self, context: Context, run: str) -> Memory:
         """What it keeps of a run."""
         return ContextMemory(context.state, run) if self.state is None else FolderMemory(self.state, run)
+
+    def secret(self) -> bytes:
+        """A real site's key for the noise on its uploads; whatever a coordinator says, it is the site that draws it."""
+        return b"" if self.state is None else secret_in(self.state)
 
     def data(self, classes: tuple[str, ...]) -> ClientData:
         """Its data, with labels numbered as in the run.
@@ -89,7 +94,9 @@ def make(
             assignment, classes = find_assignment(task)
             home = find_home(context)
             assignment.recipe.model.check(home.client.train.x[:2], len(classes))
-            done: Answer = perform(task, received, assignment, home.data(classes), home.memory(context, task.run))
+            own, memory = home.data(classes), home.memory(context, task.run)
+            secret = home.secret() if assignment.settings.noise else b""
+            done: Answer = perform(task, received, assignment, own, memory, secret)
             return done.to_record(task.half)
 
         return _reply(message, answer)

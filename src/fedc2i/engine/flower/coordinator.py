@@ -84,7 +84,7 @@ class Coordinator:
         firsts = recipe.first_models(self._names, settings.init)
         circles = topology.parse(settings.topology, self._names, recipe.seed).circles()
         self._circle = {client: c for c, circle in enumerate(circles) for client in circle.members}
-        self._mailbox = Mailbox(len(self._names))
+        self._mailbox = Mailbox(len(self._names), settings.norm_bound)
         self._servers = [Server(recipe.method, self._samples, firsts, one.sources, self._mailbox) for one in circles]
         self._patience = Patience(settings.patience)
         self._open: _Open | None = None
@@ -245,11 +245,11 @@ class Coordinator:
             return []
         fits = [client for client, answer in answers.items() if _shapes(answer.upload) == self._expected]
         odd = [client for client in answers if client not in fits]
-        broken = self._mailbox.receive(fits, stack([answers[m].upload for m in fits]), number) if fits else []
+        broken = self._mailbox.receive(fits, stack([answers[m].upload for m in fits]), number) if fits else {}
         for client in odd:
             self._say(f"round {number}: the upload of {self._names[client]} is of another architecture; left out")
-        for client in broken:
-            self._say(f"round {number}: the upload of {self._names[client]} is not finite; left out")
+        for client, why in broken.items():
+            self._say(f"round {number}: the upload of {self._names[client]} is {why}; left out")
         return sorted([*odd, *broken])
 
     def _pack(self) -> Callable[[int], tuple[ArrayRecord, ArrayRecord]]:

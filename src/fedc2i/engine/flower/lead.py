@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedc2i import checkpoint, journal
+from fedc2i import checkpoint, journal, privacy
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.flower.coordinator import Coordinator
@@ -31,6 +31,7 @@ from fedc2i.engine.flower.tasks import Introduction
 from fedc2i.engine.rounds import Point, Round
 from fedc2i.errors import UserError
 from fedc2i.plans import Plan, prepare
+from fedc2i.progress import left_out
 from fedc2i.report import figures
 from fedc2i.results import Result
 from fedc2i.runs import RunFolder, to_json, write_atomically, writing
@@ -122,6 +123,9 @@ def _lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
     refuse_misfits(fleet, federation, job.policy.min_sites)
     plan = prepare([job.method], {**job.settings, **job.policy.settings(), "device": "cpu"}, federation)[0]
     files = RunFolder(job.out, federation.names)
+    planned = privacy.cost(plan.config, len(federation.names))
+    if planned is not None:
+        say(f"privacy: {planned}")
     files.begin(plan.config)
     result = Result(plan.method, plan.config, federation, plan.label, plan.key)
     for seed in plan.config.seeds:
@@ -129,7 +133,7 @@ def _lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
     figures.draw_run(result, job.out)
     files.finish(result)
     _tidy(job.out)
-    say(f"finished: {result!r}")
+    say(f"finished: {result!r}{left_out(result.refused)}")
     return result
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 from fedc2i import plugins
 from fedc2i.config import make
+from fedc2i.engine import attacks
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.flower.site import Assignment, fingerprint
-from fedc2i.errors import UserError
+from fedc2i.engine.flower.tasks import MOST_CLASSES, MOST_SIDE
+from fedc2i.errors import UserError, one_line
 from fedc2i.plans import Plan, build, parse
 from fedc2i.version import __version__
 
@@ -26,6 +28,7 @@ def describe(plan: Plan, seed: int) -> str:
         name: value for name, value in vars(plan.config).items() if name not in NOT_FOR_SITES and value is not None
     }
     values |= {name: _in_app(name, str(values[name])) for name in ("method", "model")}
+    values["attack"] = attacks.resolved(plan.config.attack, plan.federation.names, seed)
     recipe = Recipe(plan.method, plan.model, plan.config.settings().training, plan.config.settings().rounds, seed)
     return json.dumps(
         {
@@ -91,12 +94,17 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
         kind, name, own = parse(str(settings["method"]))
         config = make(kind, {**settings, **own, "method": name, "seeds": [int(said["seed"])]})
         version, expected = str(said["version"]), str(said["fingerprint"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"the run's description is not understood ({type(error).__name__}: {error})") from None
+        if channels != 3 or not (0 < height <= MOST_SIDE and 0 < width <= MOST_SIDE and len(classes) <= MOST_CLASSES):
+            raise ValueError(f"{len(classes):,} classes of images {channels}x{height}x{width}")
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(f"the run's description is not understood ({reason})") from None
     if version.split(".")[:2] != __version__.split(".")[:2]:
-        raise UserError(f"this site has fedc2i {__version__}, the coordinator {version}")
+        raise UserError(f"this site has fedc2i {__version__}, the coordinator {one_line(version, 40)}")
     model = build(str(config.model), classes, (channels, height, width))
-    recipe = Recipe(kind(**config.options), model, config.settings().training, int(config.rounds or 0), config.seeds[0])
+    attackers = attacks.read_resolved(config.attack)
+    training, rounds = config.settings().training, int(config.rounds or 0)
+    recipe = Recipe(kind(**config.options), model, training, rounds, config.seeds[0], attackers)
     if fingerprint(recipe.first_model("", config.init)) != expected:
         raise UserError(f"its model '{config.model}' is of another architecture than the coordinator's")
     return Assignment(recipe, replace(config.settings(), executor="looped")), classes

@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 import torch
 
+from fedc2i.engine import attacks
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.pool import cores
 from fedc2i.engine.rounds import Round
@@ -159,7 +160,8 @@ def _home(world: Any) -> Callable[[Context], client_app.Home]:
 def _assignment(world: Any) -> Callable[[Task], tuple[Assignment, tuple[str, ...]]]:
     def find(task: Task) -> tuple[Assignment, tuple[str, ...]]:
         own, seed = _see(world), int(task.run.removeprefix("seed"))
-        recipe = Recipe(own.method, own.model, own.settings.training, own.settings.rounds, seed)
+        attackers = attacks.parse(own.settings.attack, own.federation.names, seed)
+        recipe = Recipe(own.method, own.model, own.settings.training, own.settings.rounds, seed, attackers)
         return Assignment(recipe, own.settings), own.federation.classes
 
     return find

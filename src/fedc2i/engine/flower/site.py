@@ -13,9 +13,10 @@ from fedc2i.engine.client import ClientData, LocalClient, Recipe
 from fedc2i.engine.flower.memory import Memory
 from fedc2i.engine.flower.tasks import Answer, Task
 from fedc2i.engine.inprocess import repeatable
+from fedc2i.engine.leaving import leave
 from fedc2i.engine.rounds import Point
 from fedc2i.engine.settings import Settings
-from fedc2i.params import Params
+from fedc2i.params import Params, row, stack
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ def expected_upload(assignment: Assignment, client: Client, classes: int) -> Par
     return own.upload(first, first, {}, -1, 1)
 
 
-def perform(task: Task, received: Params, assignment: Assignment, data: ClientData, memory: Memory) -> Answer:
+def perform(
+    task: Task, received: Params, assignment: Assignment, data: ClientData, memory: Memory, secret: bytes = b""
+) -> Answer:
     """Does what a task asks, and remembers the trained model.
 
     Args:
@@ -49,6 +52,7 @@ def perform(task: Task, received: Params, assignment: Assignment, data: ClientDa
         assignment: the run.
         data: the site's own.
         memory: where its models lie; the round that is trained starts from the latest one before it.
+        secret: the site's key for noise, if the run asks for some; none: it follows from the run's seed.
     """
     recipe, device = assignment.recipe, data.counts.device
     client = LocalClient(recipe, data)
@@ -67,9 +71,13 @@ def perform(task: Task, received: Params, assignment: Assignment, data: ClientDa
         if task.train:
             own = client.train(start, received, task.position, task.round)
             upload = client.upload(own, start, received, task.position, task.round)
+            run = task.round, recipe, assignment.settings
+            as_sent = leave(stack([upload]), stack([start]), [data.name], *run, lambda k: received, secret)
+            upload = row(as_sent, 0)
             memory.save(task.round, own)
         if task.score_trained:
             metrics["trained"] = client.evaluate(own, received, task.position, task.round)
     if task.exchange and not task.train and not task.score_trained:  # the last exchange, as far as one knows
         memory.finish({"received": start, "trained": own})
-    return Answer(upload, report, metrics)
+    told = {} if assignment.settings.noise else report  # what a client measured of others, noise does not cover
+    return Answer(upload, told, metrics)

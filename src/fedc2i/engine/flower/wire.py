@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.lib import format as npy
 
 from fedc2i.errors import UserError
+from fedc2i.errors import one_line as one_line
 from fedc2i.params import Params
 
 HEADER = "header"
@@ -35,7 +36,8 @@ _NOT_OURS = (
     TypeError,
     AttributeError,
     OverflowError,
-    RecursionError,
+    SyntaxError,
+    RuntimeError,  # of torch, for a shape of nothing by very much; and where JSON is nested too deep
     MemoryError,  # of Python's parser, which numpy reads an array's header with
     tokenize.TokenError,
 )
@@ -117,11 +119,6 @@ def _flat(array: Any, dtype: Any) -> np.ndarray[Any, Any]:
     if shape != flat.shape:
         raise ValueError(f"an array that says it is {shape}, and has {flat.size} numbers")
     return flat
-
-
-def one_line(text: object, most: int = 200) -> str:
-    """What came from elsewhere, as part of a line: short, without line breaks or a terminal's control characters."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)[: 2 * most]).split())[:most]
 
 
 def size(record: ArrayRecord) -> int:

@@ -1,0 +1,211 @@
+"""What a run that another process is writing has come to, read from its folder alone.
+
+metrics.jsonl grows line by line, and its last line may be torn. With checkpoints every round has a report in rounds/,
+with influence and refused uploads; without them, influence comes when the run has ended. `summary.json` ends it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedc2i import journal
+from fedc2i.config import read_toml
+from fedc2i.engine.rounds import POINTS, Point
+from fedc2i.errors import UserError
+from fedc2i.readback import read_run
+
+RECENT = 10  # rounds that tell how long one takes
+
+
+@dataclass
+class State:
+    """A run as far as it has come.
+
+    Attributes:
+        title: the method and its data.
+        seeds: of the run.
+        rounds: how many there will be; None if the settings do not say.
+        clients: names, in table order, as far as they are known.
+        accuracy: by point, round and client the value of each seed.
+        done: by seed the last round that has been written.
+        influence: ``(M, M)`` the latest influence vectors, mean over seeds, and the round they are of.
+        refused: uploads that were left out, by client.
+        seconds_left: None while nothing tells.
+        silent_for: seconds since the run last wrote something.
+        finished: whether it has ended.
+    """
+
+    title: str
+    seeds: tuple[int, ...]
+    rounds: int | None
+    clients: list[str] = field(default_factory=list)
+    accuracy: dict[Point, dict[int, dict[str, dict[int, float]]]] = field(default_factory=dict)
+    done: dict[int, int] = field(default_factory=dict)
+    influence: tuple[int, np.ndarray[Any, Any]] | None = None
+    refused: Counter[str] = field(default_factory=Counter)
+    seconds_left: float | None = None
+    silent_for: float = 0.0
+    finished: bool = False
+
+    @property
+    def round(self) -> int:
+        """The last round that all seeds have behind them."""
+        return min((self.done.get(seed, 0) for seed in self.seeds), default=0)
+
+    def curve(self, point: Point, client: str | None = None) -> list[float]:
+        """A client's accuracy over the rounds that were scored, mean over seeds; of all clients if none is named."""
+        rows = [self.accuracy.get(point, {})[number] for number in sorted(self.accuracy.get(point, {}))]
+        wanted = self.clients if client is None else [client]
+        found = [[_mean(list(row[name].values())) for name in wanted if name in row] for row in rows]
+        return [_mean(own) for own in found if own]
+
+
+class Follower:
+    """Reads a run folder again and again, each time only what is new."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """Of a run that has begun.
+
+        Raises:
+            UserError: if it is not a run folder.
+        """
+        if not (folder / "config.toml").is_file():
+            raise UserError(f"{folder}: has no config.toml, so it is not a run folder, or the run has not begun")
+        self._folder, self._clock = folder, clock
+        settings = read_toml(folder / "config.toml")
+        rounds, seeds = settings.get("rounds"), settings.get("seeds", [0])
+        said = f"{settings.get('method', 'a run')} on {settings.get('data', 'data')}"
+        self._state = State(said, tuple(seeds), rounds if isinstance(rounds, int) else None)
+        self._offset, self._inode = 0, 0
+        self._seen: dict[Path, float] = {}  # reports that were read, and when they were written
+
+    def read(self) -> State:
+        """The run as it is now."""
+        state = self._state
+        if (self._folder / "summary.json").is_file():
+            self._read_finished()
+            return state
+        self._read_metrics()
+        self._read_reports()
+        now = self._clock()
+        last = max([_written(self._folder / "config.toml"), _written(self._folder / "metrics.jsonl"), *self._times()])
+        state.silent_for = max(0.0, now - last)
+        state.seconds_left = self._left(now, last)
+        return state
+
+    def _read_metrics(self) -> None:
+        path = self._folder / "metrics.jsonl"
+        try:
+            with path.open("rb") as file:
+                status = path.stat()
+                if status.st_ino != self._inode or status.st_size < self._offset:  # begun anew by `resume`
+                    self._state.accuracy, self._state.done = {}, {}
+                    self._offset, self._inode = 0, status.st_ino
+                file.seek(self._offset)
+                content = file.read()
+        except OSError:
+            return  # not there yet
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            entry = json.loads(line)
+            seed, number, client = int(entry["seed"]), int(entry["round"]), str(entry["client"])
+            if entry["point"] not in POINTS or entry["metric"] != "accuracy":
+                return
+            value = float("nan") if entry["value"] is None else float(entry["value"])
+        except (ValueError, KeyError, TypeError):
+            return  # a line that somebody else wrote
+        self._put(entry["point"], number, client, seed, value)
+
+    def _put(self, point: Point, number: int, client: str, seed: int, value: float) -> None:
+        state = self._state
+        if client not in state.clients:
+            state.clients.append(client)
+        state.accuracy.setdefault(point, {}).setdefault(number, {}).setdefault(client, {})[seed] = value
+        if point == POINTS[-1]:
+            state.done[seed] = max(number, state.done.get(seed, 0))
+
+    def _read_reports(self) -> None:
+        latest: dict[int, tuple[int, np.ndarray[Any, Any]]] = {}
+        for path in sorted((self._folder / "rounds").glob("seed*/round*.npz")):
+            written = _written(path)
+            if self._seen.get(path) == written:
+                continue
+            try:
+                report = journal.read_report(path)
+            except UserError:
+                continue  # removed this moment, at the end of the run
+            if path not in self._seen:
+                self._state.refused.update(report.refused)
+            self._seen[path] = written
+            self._state.done[report.seed] = max(report.round, self._state.done.get(report.seed, 0))
+            if "influence_vector" in report.influence:
+                latest[report.seed] = report.round, report.influence["influence_vector"]
+        if latest:
+            number = max(number for number, _ in latest.values())
+            self._state.influence = number, _mean_of([own for at, own in latest.values() if at == number])
+
+    def _read_finished(self) -> None:
+        result, state = read_run(self._folder), self._state
+        state.title, state.clients = f"{result.label} on {result.config.data}", list(result.federation.names)
+        state.accuracy, state.done = {}, {}
+        for report in result.rounds:
+            state.done[report.seed] = report.round
+            for point, metrics in report.metrics.items():
+                for client, own in zip(result.federation.names, metrics, strict=True):
+                    if "accuracy" in own:
+                        self._put(point, report.round, client, report.seed, own["accuracy"])
+        vectors = [result.influence("influence_vector", seed) for seed in result.config.seeds]
+        vectors = [vector for vector in vectors if vector.size]
+        if vectors:
+            state.influence = max(map(len, vectors)), _mean_of([own[-1] for own in vectors])
+        state.refused = Counter({name: int(count) for name, count in result.summary()["refused_uploads"].items()})
+        state.finished, state.seconds_left, state.silent_for = True, 0.0, 0.0
+
+    def _times(self) -> list[float]:
+        """When the latest rounds of one seed were written; all seeds go side by side."""
+        by_seed: dict[Path, list[float]] = {}
+        for path, written in self._seen.items():
+            by_seed.setdefault(path.parent, []).append(written)
+        return sorted(max(by_seed.values(), key=max))[-RECENT - 1 :] if by_seed else []
+
+    def _left(self, now: float, last: float) -> float | None:
+        """From the time between the latest reports; without them, from the time since the run began."""
+        state, times = self._state, self._times()
+        if state.rounds is None or not state.round:
+            return None
+        gaps = [after - before for before, after in itertools.pairwise(times)]
+        began = _written(self._folder / "config.toml")
+        each = statistics.median(gaps) if gaps else (last - began) / state.round
+        return max(0.0, each * (state.rounds - state.round) - (now - last))
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _mean(values: list[float]) -> float:
+    finite = [value for value in values if value == value]
+    return statistics.fmean(finite) if finite else float("nan")
+
+
+def _mean_of(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    mean: np.ndarray[Any, Any] = np.mean(np.stack(arrays), axis=0)
+    return mean

@@ -1,0 +1,203 @@
+"""What a run that is cut off needs to go on, in its folder until it is finished.
+
+checkpoints/begun.json      on what it was begun: settings, data, versions, device
+checkpoints/round*          the state of all seeds after the last two rounds that were kept
+rounds/seed*/round*.npz     the reports of finished rounds
+
+A round's reports are written before its checkpoint. So a checkpoint's reports are there, and what was written behind it
+is done again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedc2i import checkpoint, journal
+from fedc2i.config import Config
+from fedc2i.data.federation import Federation
+from fedc2i.engine import Round
+from fedc2i.engine.saving import Start, State, ends_of
+from fedc2i.errors import UserError
+from fedc2i.results import versions
+from fedc2i.runs import to_json, write_atomically, writing
+
+SUMMARY = "summary.json"
+_BITS = ("fedc2i", "torch")  # packages of which another version is not expected to give the same bits
+_FREE = ("data_dir", "device", "workers", "checkpoint_every")  # settings that may be others after an interruption
+
+
+@dataclass(frozen=True)
+class Begun:
+    """On what a run was begun.
+
+    Attributes:
+        settings: all that decide numbers, as text.
+        data: the clients' checksums.
+        versions: of the packages.
+        device: where it was computed.
+        given: what came as an object of Python, which a file cannot name: data, model or method.
+        notes: what a reader of the result must know of its interruptions.
+    """
+
+    settings: str
+    data: Mapping[str, str]
+    versions: Mapping[str, str]
+    device: str
+    given: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: Config, federation: Federation, given: Sequence[str], notes: Sequence[str]) -> Begun:
+        """Of a run that is begun, or gone on with, now."""
+        decided = {name: value for name, value in asdict(config).items() if name not in _FREE}
+        decided["topology"] = neighbours(config.topology)
+        text, device = json.dumps(decided, default=str), config.torch_device().type
+        return cls(text, federation.checksums, versions(), device, tuple(given), tuple(notes))
+
+    @classmethod
+    def read(cls, folder: Path) -> Begun | None:
+        """Of the run in ``folder``; none if it never came that far.
+
+        Raises:
+            UserError: if the file is damaged.
+        """
+        path = _begun(folder)
+        try:
+            return cls.of_values(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: cannot be read ({error})") from None
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> Begun:
+        """As it was before it was written."""
+        return cls(**dict(values) | {name: tuple(values[name]) for name in ("given", "notes")})
+
+    def refuse_others(self, now: Begun, folder: Path) -> None:
+        """Refuses to go on with what would not give the numbers of an uninterrupted run, but for another device.
+
+        Raises:
+            UserError: for other settings, data or versions.
+        """
+        if now.settings != self.settings:
+            raise UserError(
+                f"{folder}: config.toml, a topology's file or an object given is not what the run was begun with"
+            )
+        if dict(now.data) != dict(self.data):
+            other = [name for name in {**self.data, **now.data} if self.data.get(name) != now.data.get(name)]
+            raise UserError(f"{folder}: the data is not what the run was begun with (clients {', '.join(other)})")
+        for package in _BITS:
+            was, here = self.versions.get(package), now.versions.get(package)
+            if was != here:
+                raise UserError(
+                    f"{folder}: begun with {package} {was}, and here is {here}, which may give other numbers; "
+                    f"go on with {package} {was}, or run it again (fedc2i run --config {folder / 'config.toml'})"
+                )
+
+
+class Keeper:
+    """Writes a run's checkpoints and reports, finds the place where it goes on, and cleans up."""
+
+    def __init__(self, folder: Path, every: int) -> None:
+        """In a run folder, a checkpoint after every so many rounds and after the last one; 0: none at all."""
+        self._folder, self._every = folder, every
+        self._states = folder / "checkpoints"
+
+    def clean(self) -> None:
+        """Removes what an interruption left half-written."""
+        with writing(self._folder):
+            for rest in self._folder.rglob(".*.part"):
+                rest.unlink(missing_ok=True)
+
+    def begin(self, begun: Begun) -> None:
+        """Writes down on what the run is begun."""
+        write_atomically(_begun(self._folder), to_json(asdict(begun)).encode(), durable=True)
+
+    def record(self, report: Round) -> None:
+        """Keeps a round's report."""
+        if self._every:
+            journal.write(self._reports(report.seed), report)
+
+    def keep(self, number: int, is_last: bool, state: Callable[[], State]) -> None:
+        """Keeps the state behind a round, if it is one of those."""
+        if self._every and (is_last or number % self._every == 0):
+            checkpoint.save(self._states, number, *state())
+
+    def latest(self, seeds: Sequence[int]) -> tuple[Start, list[Round]] | None:
+        """Where to go on, with all reports up to there in the order of an uninterrupted run; none: at the beginning.
+
+        Raises:
+            UserError: if there are checkpoints, and none can be used.
+        """
+        damaged: list[str] = []
+        for saved in checkpoint.sound(self._states):
+            try:
+                ends = ends_of(saved.values, saved.round)
+                by_seed = {seed: journal.read(self._reports(seed), ends[seed] + 1) for seed in seeds}
+            except (UserError, KeyError, AttributeError, ValueError, TypeError) as error:
+                damaged.append(f"round {saved.round}: {error}")
+                continue
+            reports = [own[number] for number in range(saved.round) for own in by_seed.values() if number < len(own)]
+            return Start(*saved, {seed: own[-1] for seed, own in by_seed.items()}), reports
+        if any(self._states.glob("round*.json")):
+            why = "; ".join(damaged) or "all are damaged"
+            raise UserError(
+                f"{self._states}: no checkpoint can be used ({why}); "
+                "remove the files round* there, and the run goes on from its beginning"
+            )
+        return None
+
+    def tidy(self) -> None:
+        """Removes what only an unfinished run needs."""
+        for name in ("checkpoints", "rounds"):
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+
+    def _reports(self, seed: int) -> Path:
+        return self._folder / "rounds" / f"seed{seed}"
+
+
+def _begun(folder: Path) -> Path:
+    return folder / "checkpoints" / "begun.json"
+
+
+def neighbours(topology: str) -> str:
+    """A topology by what it says: that of a file by what the file holds."""
+    try:
+        return hashlib.sha256(Path(topology).read_bytes()).hexdigest() if Path(topology).is_file() else topology
+    except OSError:  # no file's name
+        return topology
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Only one process at a time writes into a run folder; the lock is on the folder itself and ends with the process.
+
+    Raises:
+        UserError: if another one is at it.
+    """
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    with writing(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise UserError(f"{folder}: another process is at work on this run; wait for it or end it") from None
+        yield  # a file system without locks goes without
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,164 @@
+"""Several runs on equal terms: which can be paired, how far they are from the best, what was set differently."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from fedc2i.engine.rounds import POINTS, Point
+from fedc2i.errors import UserError
+from fedc2i.report import tables
+from fedc2i.report.table import Row, Table
+from fedc2i.results import Array, Result
+from fedc2i.significance import bootstrap_interval
+from fedc2i.study import Paired
+
+MOST_NAMED = 6  # seeds listed in a line
+MOST_COLUMNS = 12  # clients with a column of their own
+_NO_DIFFERENCE = ("method", "options", "seeds", "device", "data_dir", "executor", "workers", "clients_at_once")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The best run of a point minus another, over the seeds that both have.
+
+    Attributes:
+        other: position of the other run.
+        paired: mean difference in points, its standard error, wins and losses.
+        interval: of 95 %, by bootstrap over seeds; none for one seed.
+    """
+
+    other: int
+    paired: Paired
+    interval: tuple[float, float] | None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves zero out."""
+        return self.interval is not None and self.interval[0] > 0
+
+
+def distinct(results: Sequence[Result], names: Sequence[str]) -> list[Result]:
+    """The results with labels that differ: the same method twice is told apart by its folder's name.
+
+    Raises:
+        UserError: if they are not of the same clients and classes.
+    """
+    first = results[0].federation
+    for result in results[1:]:
+        if result.federation.names != first.names or result.federation.classes != first.classes:
+            raise UserError(
+                f"{result.label} on {result.config.data} has other clients or classes than {results[0].label} on "
+                f"{results[0].config.data}; write a report for each"
+            )
+    labels = [result.label for result in results]
+    found: list[Result] = []
+    for result, name in zip(results, names, strict=True):
+        twice = labels.count(result.label) > 1
+        label, key = (f"{result.label} [{name}]", f"{result.key} [{name}]") if twice else (result.label, result.key)
+        while any(label == other.label for other in found):
+            label, key = f"{label}'", f"{key}'"
+        found.append(replace(result, label=label, key=key))
+    return found
+
+
+def named(seeds: Sequence[int]) -> str:
+    """``seeds 0, 1, 2``; of many only how many."""
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    return f"seeds {', '.join(map(str, seeds))}" if len(seeds) <= MOST_NAMED else f"{len(seeds)} seeds"
+
+
+def common_seeds(results: Sequence[Result]) -> tuple[int, ...]:
+    """Those that every run has, in the first one's order."""
+    return tuple(seed for seed in results[0].config.seeds if all(seed in one.config.seeds for one in results))
+
+
+def restricted(result: Result, seeds: Sequence[int]) -> Result:
+    """The same of some seeds only."""
+    rounds = [report for report in result.rounds if report.seed in seeds]
+    return replace(result, config=replace(result.config, seeds=tuple(seeds)), rounds=rounds, outcomes={})
+
+
+def headline(result: Result, point: Point) -> tuple[str, Array]:
+    """The data set's own average, ``Avg`` if it has none, and ``(seeds,)`` of it."""
+    return list(result.averages(point).items())[-1]
+
+
+def differences(results: Sequence[Result], point: Point) -> tuple[int, list[Difference]]:
+    """The best run at a point by its average, and how far it is above every other; empty without a common seed."""
+    seeds = common_seeds(results)
+    values = [headline(restricted(one, seeds) if seeds else one, point)[1] for one in results]
+    means = [float(np.mean(own)) for own in values]
+    best = int(np.argmax([mean if np.isfinite(mean) else -np.inf for mean in means]))
+    if not seeds:
+        return best, []
+    return best, [
+        Difference(
+            k,
+            Paired.of(values[best], own),
+            bootstrap_interval(values[best] - own) if len(seeds) > 1 and np.isfinite(own).all() else None,
+        )
+        for k, own in enumerate(values)
+        if k != best
+    ]
+
+
+def score_table(results: Sequence[Result]) -> Table:
+    """Accuracy of every run, client and point after the last round; of many clients only the averages."""
+    seeds = common_seeds(results)
+    if seeds:
+        table = tables.comparison([restricted(one, seeds) for one in results])
+        if len(results) == 1:
+            table.rows = [replace(row, best=frozenset()) for row in table.rows]
+    else:
+        table = tables.comparison(results[:1])
+        table.rows = [row for one in results for row in tables.comparison([one]).rows]
+        table.rows = [replace(row, best=frozenset()) for row in table.rows]
+    clients = len(results[0].federation.names)
+    if clients > MOST_COLUMNS:
+        kept = [0, 1, *range(2 + clients, len(table.header))]
+        table.rows = [
+            Row(tuple(row.cells[k] for k in kept), row.kind, frozenset(kept.index(k) for k in row.best if k in kept))
+            for row in table.rows
+        ]
+        table.header = tuple(table.header[k] for k in kept)
+    return table
+
+
+def difference_table(results: Sequence[Result]) -> Table:
+    """How far every run is below the best of each point, with its uncertainty over seeds."""
+    seeds = common_seeds(results)
+    title = headline(results[0], "trained")[0]
+    table = Table(
+        f"Distance from the best, {title}",
+        ("Method", "Point", "below the best", "95 % interval", "standard error", "best ahead / behind / equal"),
+    )
+    for point in POINTS:
+        best, found = differences(results, point)
+        table.rows.append(Row((results[best].label, point, "best", "", "", ""), best=frozenset({2})))
+        for one in found:
+            mean, error, counts = one.paired.cells()
+            ends = "" if one.interval is None else f"{one.interval[0]:+z.2f} to {one.interval[1]:+z.2f}"
+            cells = (results[one.other].label, point, mean.lstrip("+"), ends, error, counts)
+            table.rows.append(Row(cells))
+        table.rows[-1] = replace(table.rows[-1], ends_section=True)
+    many = len(seeds) > 1
+    table.notes = [
+        f"In points of {title}, paired over {named(seeds)}; bootstrap interval of the mean."
+        if many
+        else "One seed in common: nothing is known of how far these differences would vary."
+    ]
+    return table if seeds else replace(table, rows=[], notes=["The runs have no seed in common: nothing is paired."])
+
+
+def settings_that_differ(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
+    """Settings of the run (not the method's own options) that are not the same everywhere, with each run's value."""
+    records = [asdict(one.config) for one in results]
+    return [
+        (name, [str(record[name]) for record in records])
+        for name in records[0]
+        if name not in _NO_DIFFERENCE and len({str(record[name]) for record in records}) > 1
+    ]

@@ -1,0 +1,119 @@
+// Accuracy over rounds: of each client, of domains where there are many, and the averages of several runs.
+const POINTS = ["received", "trained"];
+
+function scores(point) {
+  const { shape, values } = unpack(currentRun().views[state.view].accuracy[point]);
+  const [rounds, clients] = shape;
+  return Array.from({ length: clients }, (_, k) => Array.from({ length: rounds }, (_, t) => values[t * clients + k]));
+}
+
+const acrossClients = (lines, combine) => currentRun().rounds.map((_, t) => {
+  const there = lines.map((line) => line[t]).filter(Number.isFinite);
+  return there.length ? combine(there) : null;
+});
+
+/** Lines to draw: {name, values, colour, width}; of many clients those of their domains. */
+function clientLines(lines) {
+  const { names, of } = DATA.domains;
+  if (CLIENTS.length <= MANY) return lines.map((values, k) => ({ name: CLIENTS[k], values, colour: colourOf(k) }));
+  if (names.length > MANY || names.length === CLIENTS.length) return [];
+  return names.map((name, d) => ({
+    name, values: acrossClients(lines.filter((_, k) => of[k] === d), average), colour: colourOf(d),
+  }));
+}
+
+function drawAccuracy() {
+  const run = currentRun();
+  const many = CLIENTS.length > MANY;
+  const all = POINTS.flatMap((point) => scores(point).flat().filter(Number.isFinite));
+  const range = all.length ? spread(all.reduce((a, b) => Math.min(a, b)), all.reduce((a, b) => Math.max(a, b))) : [0, 100];
+  for (const point of POINTS) {
+    const lines = scores(point);
+    const traces = [];
+    const mode = run.rounds.length < 3 ? "lines+markers" : "lines";
+    if (many) {
+      const band = { x: run.rounds, mode: "lines", line: { width: 0 }, hoverinfo: "skip" };
+      traces.push({ ...band, y: acrossClients(lines, (own) => Math.min(...own)) });
+      traces.push({ ...band, y: acrossClients(lines, (own) => Math.max(...own)), fill: "tonexty", fillcolor: css("--fill") });
+    }
+    const own = clientLines(lines);
+    if (many) own.push({ name: CLIENTS[state.client], values: lines[state.client], colour: css("--accent"), dash: "dot" });
+    own.push({ name: "average", values: acrossClients(lines, average), colour: css("--ink"), width: 3.2 });
+    for (const one of own) {
+      traces.push({
+        x: run.rounds, y: one.values, mode, name: plain(one.name), connectgaps: true,
+        line: { color: one.colour, width: one.width ?? 1.8, dash: one.dash ?? "solid" },
+        hovertemplate: "%{fullData.name}: %{y:.1f} %<extra></extra>",
+      });
+    }
+    draw(`accuracy-${point}`, traces, {
+      title: { text: `<b>${point}</b>`, x: 0, xref: "paper", xanchor: "left", font: { size: 14, color: css("--ink") } },
+      height: 340, hovermode: "x unified",
+      xaxis: { title: { text: "round", font: { size: 12 } }, dtick: run.rounds.length < 10 ? 1 : undefined, hoverformat: "d" },
+      yaxis: { range, ticksuffix: " %" },
+      shapes: influenceIsThere() ? [{ type: "line", x0: roundNumber(), x1: roundNumber(), yref: "paper", y0: 0, y1: 1, line: { color: css("--soft"), width: 1, dash: "dot" } }] : [],
+    });
+    if (point === "trained") legend(own);
+  }
+  $("accuracy-caption").textContent =
+    `${run.label}, ${run.views[state.view].label}. Left the model a client starts a round from (received), right after its local run (trained); ` +
+    (many ? "the grey band reaches from the worst client to the best." : "the heavy line is the average over clients.");
+}
+
+const spread = (low, high) => [Math.max(0, low - 0.06 * (high - low) - 0.5), Math.min(101, high + 0.06 * (high - low) + 0.5)];
+const influenceIsThere = () => Boolean(packedInfluence("vector") || packedInfluence("matrix"));
+
+function legend(lines) {
+  $("accuracy-legend").replaceChildren(...lines.map((one) => {
+    const entry = make("span", {}, one.name);
+    entry.style.setProperty("--swatch", one.colour);
+    return entry;
+  }));
+}
+
+function drawComparison() {
+  if (DATA.runs.length < 2) return;
+  const all = DATA.runs.flatMap((run) => POINTS.flatMap((point) => run.average[point].mean)).filter((value) => value !== null);
+  const range = spread(Math.min(...all), Math.max(...all));
+  for (const point of POINTS) {
+    const traces = DATA.runs.flatMap((run, k) => {
+      const { mean, sd } = run.average[point];
+      const line = { x: run.rounds, y: mean, mode: run.rounds.length < 3 ? "lines+markers" : "lines", name: plain(run.label), line: { color: colourOf(k), width: 2.4 }, hovertemplate: "%{fullData.name}: %{y:.2f} %<extra></extra>" };
+      if (sd.some((value) => value === null)) return [line];
+      const band = { x: run.rounds, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
+      return [
+        { ...band, y: mean.map((value, t) => value - sd[t]) },
+        { ...band, y: mean.map((value, t) => value + sd[t]), fill: "tonexty", fillcolor: `${colourOf(k)}22` },
+        line,
+      ];
+    });
+    draw(`compare-${point}`, traces, {
+      title: { text: `<b>${point}</b>`, x: 0, xref: "paper", xanchor: "left", font: { size: 14, color: css("--ink") } },
+      height: 360, hovermode: "x unified", showlegend: true,
+      legend: { orientation: "h", y: -0.14, font: { size: 12 }, traceorder: "normal" },
+      xaxis: { hoverformat: "d" }, yaxis: { range, ticksuffix: " %" },
+    });
+  }
+  drawDifference();
+}
+
+/** Every run minus the chosen one after the last round, client by client. */
+function drawDifference() {
+  const last = (run) => {
+    const { shape, values } = unpack(run.views[0].accuracy[state.againstPoint]);
+    return values.slice((shape[0] - 1) * shape[1]);
+  };
+  const reference = last(DATA.runs[state.against]);
+  const z = DATA.runs.map((run) => Array.from(last(run), (value, k) => value - reference[k]));
+  const reach = Math.max(1, ...z.flat().filter(Number.isFinite).map(Math.abs));
+  const few = CLIENTS.length <= MANY;
+  draw("difference", [{
+    type: "heatmap", z, x: axisNames(CLIENTS), y: axisNames(DATA.runs.map((run) => run.label)), zmin: -reach, zmax: reach,
+    colorscale: diverging(-1, 0, 1), xgap: few ? 2 : 0, ygap: 2, colorbar: colorbar("points"),
+    texttemplate: few ? "%{z:+.1f}" : undefined, hovertemplate: "%{y}, %{x}: %{z:+.2f} points<extra></extra>", hoverongaps: false,
+  }], {
+    height: 90 + 40 * DATA.runs.length, margin: { t: 10, b: 8 },
+    xaxis: { type: "category", showgrid: false, showticklabels: CLIENTS.length <= 40 },
+    yaxis: { type: "category", autorange: "reversed", showgrid: false },
+  });
+}

@@ -1,0 +1,87 @@
+"""Arrays for a page: means over seeds where some measured nothing, two bytes a number, and as many rounds as fit."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedc2i.engine.rounds import Point
+from fedc2i.results import Array, Result
+
+STEPS = 65534  # between the lowest and the highest number; one more stands for nan
+MOST_VALUES = 1_200_000  # of λ, and as many of Λ, in a page: 3.2 MB each
+
+
+def pack(values: Array) -> dict[str, Any]:
+    """Numbers as ``low + step * q`` with 16-bit ``q``, base64; nan stays nan."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    step = (high - low) / STEPS
+    whole = np.round((np.where(np.isfinite(values), values, low) - low) / (step or 1.0))
+    coded = np.where(np.isfinite(values), whole, STEPS + 1).astype("<u2")
+    return {"shape": list(values.shape), "low": low, "step": step, "data": base64.b64encode(coded.tobytes()).decode()}
+
+
+def mean(stack: Sequence[Array] | Array) -> Array:
+    """Over the first axis, of what is there; nan where nothing is."""
+    values = np.asarray(stack, dtype=np.float64)
+    there = np.isfinite(values)
+    count = there.sum(0)
+    total: Array = np.where(there, values, 0.0).sum(0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def accuracies(result: Result, point: Point) -> tuple[list[int], Array]:
+    """The evaluated rounds and ``(seeds, rounds, clients)``; nan where a client was not scored."""
+    rounds = sorted({report.round for report in result.rounds if report.metrics})
+    seeds = result.config.seeds
+    values = np.full((len(seeds), len(rounds), len(result.federation.names)), np.nan)
+    for report in result.rounds:
+        if report.metrics:
+            own = [metrics.get("accuracy", np.nan) for metrics in report.metrics[point]]
+            values[seeds.index(report.seed), rounds.index(report.round)] = own
+    return rounds, values
+
+
+def influences(result: Result, name: str) -> Array:
+    """A diagnostic of all seeds, ``(seeds, rounds, M, M, ...)``, nan where nothing was measured; ``(0,)`` if none."""
+    found = [result.influence(name, seed) for seed in result.config.seeds]
+    shapes = [array.shape for array in found if array.size]
+    if not shapes or not any(np.isfinite(array).any() for array in found):
+        return np.zeros((0,))
+    longest = max(shape[0] for shape in shapes)
+    values = np.full((len(found), longest, *shapes[0][1:]), np.nan)
+    for seed, array in enumerate(found):
+        if array.size:
+            values[seed, : len(array)] = array
+    return values
+
+
+def last_influence(result: Result, name: str) -> Array:
+    """The mean over seeds in the last round that measured anything; ``(0,)`` if none did."""
+    for number in sorted({report.round for report in result.rounds}, reverse=True):
+        reports = [report for report in result.rounds if report.round == number]
+        found = [array for report in reports if (array := report.influence.get(name)) is not None]
+        if any(np.isfinite(array).any() for array in found):
+            return mean(np.stack(found))
+    return np.zeros((0,))
+
+
+def kept_rounds(values: Array, views: int, most: int) -> tuple[list[int], bool]:
+    """Which rounds of ``(seeds, rounds, ...)`` a page keeps, from 0, and whether it keeps single seeds as well.
+
+    Rounds in which nobody measured anything are left out. If not all fit, only the mean over seeds is kept, and of it
+    rounds spread evenly from the first to the last; none if not even one fits.
+    """
+    measured = np.flatnonzero(np.isfinite(values).any(axis=(0, *range(2, values.ndim))))
+    size = int(np.prod(values.shape[2:]))
+    if len(measured) * size * views <= most:
+        return [int(number) for number in measured], True
+    fit = min(most // size, len(measured))
+    if fit < 2:
+        return [int(number) for number in measured[len(measured) - fit :]], False
+    chosen = np.round(np.linspace(0, len(measured) - 1, fit)).astype(int)
+    return [int(measured[k]) for k in chosen], False

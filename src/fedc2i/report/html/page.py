@@ -1,0 +1,134 @@
+"""One self-contained page: words and tables in HTML, data as JSON, styles, scripts and the plotting library inside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedc2i.errors import UserError
+from fedc2i.report.html.compare import difference_table, distinct, score_table, settings_that_differ
+from fedc2i.report.html.content import payload, to_script
+from fedc2i.report.html.cost import cost_table
+from fedc2i.report.html.insights import MOST_HELPERS, Insight, digits, insights
+from fedc2i.report.html.reproduce import recipe
+from fedc2i.report.html.samples import samples
+from fedc2i.report.html.story import influence_story, verdict
+from fedc2i.report.html.sure import read_sure
+from fedc2i.report.html.tiles import tiles
+from fedc2i.results import Result
+from fedc2i.runs import write_atomically
+from fedc2i.version import __version__
+
+SCRIPTS = ("data", "theme", "curves", "heat", "graph", "client", "main")
+MOST_STORIES = 4  # runs whose influence is told in words
+NO_PLOTLY = "a report needs plotly and jinja2: pip install 'fedc2i[report]'"
+
+
+def write(
+    results: Sequence[Result],
+    path: Path | str,
+    *,
+    folders: Sequence[Path] | None = None,
+    with_samples: bool | None = None,
+) -> Path:
+    """Writes the page of one run, or of several side by side; an older file is replaced.
+
+    Args:
+        results: of runs over the same clients and classes, as `run`, `compare` or `read_run` return them.
+        path: of the page.
+        folders: of the runs, for names that tell the same method apart and for intervals of λ, if they lie there.
+        with_samples: whether to show images of each client; by default only those of public benchmarks.
+
+    Raises:
+        UserError: if plotly is not installed, the runs cannot stand side by side, or the file cannot be written.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; --out names the page, e.g. {path / 'report.html'}")
+    write_atomically(path, make(results, folders=folders, with_samples=with_samples).encode())
+    return path
+
+
+def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, with_samples: bool | None = None) -> str:
+    """The page as text; arguments as for `write`."""
+    if not results:
+        raise UserError("a report needs at least one run")
+    try:
+        from jinja2 import Environment, StrictUndefined
+        from markupsafe import Markup
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise UserError(NO_PLOTLY) from None
+    found = distinct(results, _names(folders or [Path(str(k + 1)) for k in range(len(results))]))
+    intervals = [read_sure(own, one.federation.names) for own, one in zip(folders or (), found, strict=bool(folders))]
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    scripts = "\n".join(_file(f"js/{name}.js") for name in SCRIPTS)
+    return environment.from_string(_file("page.html")).render(
+        css=Markup(_file("page.css")),
+        plotly=Markup(get_plotlyjs()),
+        data=Markup(to_script(payload(found))),
+        script=Markup(f'(() => {{\n"use strict";\n{scripts}}})();\n'),
+        **_words(found, with_samples),
+        sure=[(one.label, own) for one, own in zip(found, intervals, strict=False) if own],
+    )
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Of the folders, with that of their parents where they are the same."""
+    short = [folder.name for folder in folders]
+    return short if len({*short}) == len(short) else [f"{folder.parent.name}/{folder.name}" for folder in folders]
+
+
+def _words(results: Sequence[Result], with_samples: bool | None) -> dict[str, Any]:
+    first = results[0]
+    several = len(results) > 1
+    known = [insights(one) for one in results]
+    told = [(one, own) for one, own in zip(results, known, strict=True) if own][:MOST_STORIES] or [(first, known[0])]
+    return {
+        "title": f"{first.label if not several else f'{len(results)} runs'} on {first.config.data}",
+        "several": several,
+        "verdict": verdict(results),
+        "stories": [(one.label, influence_story(one, own)) for one, own in told],
+        "tiles": tiles(results),
+        "scores": score_table(results),
+        "differences": difference_table(results) if several else None,
+        "settings": settings_that_differ(results) if several else [],
+        "labels": [one.label for one in results],
+        "glances": [_glance(one, own) for one, own in zip(results, known, strict=True)],
+        "classes": first.federation.classes,
+        "samples": samples(first, with_samples),
+        "costs": cost_table(results),
+        "recipes": [(one.label, recipe(one), one.config.to_toml()) for one in results],
+        "checksums": first.federation.checksums,
+        "sizes": first.federation.samples(),
+        "same_data": len({str(one.federation.checksums) for one in results}) == 1,
+        "version": __version__,
+        "clients": first.federation.names,
+        "measures": any(own and one.config.engine != "flower" for one, own in zip(results, known, strict=True)),
+        "places": f"%.{digits(len(first.federation.names))}f",
+    }
+
+
+def _glance(result: Result, found: Sequence[Insight]) -> dict[str, Any]:
+    """A line a client, with names in place of numbers."""
+    names = result.federation.names
+    rows = [
+        {
+            "client": names[m],
+            "itself": one.itself,
+            "learned": [(names[i], share) for i, share in one.learned[:MOST_HELPERS]],
+            "taught": [(names[i], share) for i, share in one.taught[:MOST_HELPERS]],
+            "steady": (one.steady, one.seeds),
+            "exceptions": [(case.label, names[case.helper], case.share) for case in one.exceptions],
+        }
+        for m, one in enumerate(found)
+    ]
+    return {"label": result.label, "rows": rows}
+
+
+def _file(name: str) -> str:
+    return files("fedc2i.report.html").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,88 @@
+"""The command that repeats a run."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fedc2i import models, plugins
+from fedc2i.config import Config
+from fedc2i.data import SOURCES
+from fedc2i.methods.base import Method
+from fedc2i.options import options_of
+from fedc2i.results import Result
+
+FLAGS = ("data", "data_dir", "partition", "model", "rounds", "seeds", "topology", "device", "engine", "ray_address")
+SITE_FLAGS = ("model", "rounds", "seeds", "topology", "deadline", "min_sites", "wire")
+AT_SITES = ("data", "data_dir", "image_size", "partition", "data_seed", "device", "engine")  # settled by the sites
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to run it again.
+
+    Attributes:
+        command: to be typed in a shell.
+        caveat: what the command cannot bring back by itself; empty if there is nothing.
+        from_file: whether ``fedc2i run --config`` takes the run's configuration.
+    """
+
+    command: str
+    caveat: str = ""
+    from_file: bool = True
+
+
+def recipe(result: Result) -> Recipe:
+    """The command line with every setting and option that differs from its default."""
+    config, default = result.config, Config()
+    real = config.engine == "flower"
+    words = ["fedc2i", "coordinator", "start", "HUB"] if real else ["fedc2i", "run"]
+    words.append(config.method)
+    pairs: list[str] = []
+    for part in fields(Config):
+        name, value = part.name, getattr(config, part.name)
+        if name in ("method", "options", *(AT_SITES if real else ())):
+            continue
+        if name in (SITE_FLAGS if real else FLAGS):
+            always = ("model", "rounds", "seeds", *SITE_FLAGS) if real else ("data", "model", "rounds", "seeds")
+            if value is not None and (name in always or value != getattr(default, name)):
+                words += [f"--{name.replace('_', '-')}", _text(value)]
+        elif value != getattr(default, name):
+            pairs.append(f"{name}={_text(value)}")
+    pairs += [f"{name}={_text(value)}" for name, value in _own_options(result.method)]
+    for pair in pairs:
+        words += ["--set", pair]
+    return Recipe(shlex.join(words), _caveat(config), not real)
+
+
+def _own_options(method: Method) -> list[tuple[str, Any]]:
+    own = options_of(type(method))
+    return [(name, getattr(method, name)) for name in own if getattr(method, name) != own[name].default]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _caveat(config: Config) -> str:
+    if config.engine == "flower":
+        return (
+            "The data lies at the sites: HUB is the coordinator's folder, and the same sites must be admitted and up. "
+            "A trial on one machine was started by `fedc2i flower-local`, which takes the same options."
+        )
+    lost = [
+        word
+        for word, known in (
+            ("data", config.data.partition(":")[0] in SOURCES),
+            ("model", config.model in models.NAMES or plugins.is_plugin(str(config.model))),
+        )
+        if not known
+    ]
+    if lost:
+        return f"The {' and the '.join(lost)} came from a Python program, which must be run again instead."
+    if config.data.partition(":")[0] in ("folder", "arrays"):
+        return "The folder named as data must hold the same files; the checksums below say whether it does."
+    return ""
