@@ -1,0 +1,127 @@
+"""Killed with SIGKILL at moments that cover all phases of a round, gone on with each time, and equal to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+DRIVER = Path(__file__).with_name("kill_driver.py")
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+MOMENTS, BY_CLOCK = 30, 6
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL and fork are of POSIX")
+
+
+def drive(folder: Path, kills: int, seed: int) -> list[dict[str, Any]]:
+    command = [sys.executable, str(DRIVER), str(folder), str(kills), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def assert_all_equal(cases: Sequence[dict[str, Any]], moments: int) -> None:
+    assert not [case for case in cases if case["differs"]]
+    assert all(case["cuts"] for case in cases[:moments])
+    assert sum(case["cuts"] for case in cases) >= moments
+    labels = [case["where"][0].partition(",")[0] for case in cases[:moments]]
+    assert len(set(labels)) == moments
+
+
+def test_killed_in_every_phase_of_a_round(tmp_path: Path) -> None:
+    cases = drive(tmp_path, MOMENTS + BY_CLOCK, seed=0)
+    assert len(cases) == MOMENTS + BY_CLOCK
+    assert_all_equal(cases, MOMENTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_killed_at_other_moments(tmp_path: Path, seed: int) -> None:
+    assert_all_equal(drive(tmp_path, MOMENTS + 40, seed), MOMENTS)
+
+
+# The real commands, killed by the clock.
+
+
+def fedc2i(*arguments: str, folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from fedc2i.cli import main; main()", *arguments]
+    return subprocess.Popen(
+        command, cwd=folder, env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    return out
+
+
+def numbers(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.name in ("metrics.jsonl", "config.toml") or path.suffix == ".safetensors":
+            found[name] = path.read_bytes()
+        elif path.name == "influence.npz":
+            with np.load(path) as archive:
+                found[name] = {part: archive[part].tobytes() for part in archive.files}
+    return found
+
+
+def is_begun(folder: Path) -> bool:
+    return any(folder.rglob("checkpoints/round*.json")) or any(folder.rglob("summary.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "fedc2i", "--rounds", "8", "--seeds", "0,1", "--set", "executor=workers", "--set", "workers=2"),
+        ("run", "fedc2i-server", "--rounds", "6", "--set", "executor=stacked", "--topology", "ring"),
+        ("compare", "local", "fedavg", "fedc2i", "--rounds", "3", "--set", "clients_per_round=3"),
+    ],
+    ids=["workers", "stacked", "compare"],
+)
+def test_the_command_is_killed_and_resumed_until_it_is_done(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    dice = random.Random(0)
+    finished(fedc2i(*arguments, "--out", "whole", folder=tmp_path))
+    process, kills = fedc2i(*arguments, "--out", "cut", folder=tmp_path), 0
+    while not is_begun(tmp_path / "cut"):
+        assert process.poll() is None
+        time.sleep(0.02)
+    while process.poll() is None:
+        time.sleep(dice.uniform(0, 1.5))
+        kills += process.poll() is None
+        process.kill()
+        process.communicate()
+        process = fedc2i("resume", "cut", "--json", folder=tmp_path)
+        if kills >= 4:
+            break
+        time.sleep(dice.uniform(3, 6))  # most of which is the start of Python
+    out = finished(process)
+    assert kills >= 2
+    assert json.loads(out)["folder"] == "cut"
+    assert numbers(tmp_path / "cut") == numbers(tmp_path / "whole")
+    assert not [path for path in (tmp_path / "cut").rglob("*") if path.name in ("checkpoints", "rounds")]
+
+
+@pytest.mark.slow
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    process = fedc2i("run", "fedavg", "--rounds", "500", "--set", "executor=looped", "--out", "run", folder=tmp_path)
+    while not is_begun(tmp_path / "run"):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(2)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.endswith("fedc2i: interrupted; the run folder holds what was finished, `fedc2i resume` goes on\n")
+    assert "Traceback" not in err
