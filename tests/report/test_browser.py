@@ -1,0 +1,279 @@
+"""The page in a real browser: what moves, what it shows, and that nothing leaves it. Skipped where there is none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.report import html as report
+from fedc2i.report.html.insights import insights
+from helpers import blank_federation, made_up
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs chromium and chromedriver")
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage"
+)
+NAMES = ("Scans", "Photos", "<script>window.hacked=1</script>", "Fonts", "Signs & more")
+ROUNDS, SEEDS, TRIES = 20, 2, 4
+SECONDS = 2.0  # until the page can be used; on a busy machine one slow load proves nothing, the quickest counts
+NARROW, WIDE = (390, 844), (1440, 900)
+
+_draw = np.random.default_rng(0)
+VECTORS = _draw.dirichlet(np.ones(5), (SEEDS, ROUNDS, 5))  # (seeds, rounds, helped, helps)
+MATRICES = np.moveaxis(_draw.dirichlet(np.ones(5), (SEEDS, ROUNDS, 5, 10)), 4, 3)  # (..., helped, helps, class)
+ACCURACY = _draw.uniform(40, 90, (SEEDS, ROUNDS, 5))
+OURS = made_up(
+    blank_federation(NAMES, classes=10),
+    dict(enumerate(ACCURACY)),
+    influence={"influence_vector": dict(enumerate(VECTORS)), "influence_matrix": dict(enumerate(MATRICES))},
+)
+PLAIN = made_up(OURS.federation, {0: ACCURACY[0] - 3, 1: ACCURACY[1] - 2}, method=FedAvg())
+
+
+class Page:
+    """A page in the browser."""
+
+    def __init__(self, driver: Any, path: Path) -> None:
+        self.driver, self.path = driver, path
+
+    def command(self, name: str, **values: Any) -> Any:
+        return self.driver.execute_cdp_cmd(name, values)
+
+    def open(self, size: tuple[int, int] = WIDE, theme: str = "light") -> Page:
+        """Loads it anew and waits until it is ready."""
+        wide, high = size
+        self.command(
+            "Emulation.setDeviceMetricsOverride", width=wide, height=high, deviceScaleFactor=1, mobile=wide < 500
+        )
+        feature = {"name": "prefers-color-scheme", "value": theme}
+        self.command("Emulation.setEmulatedMedia", features=[feature])
+        self.driver.get(self.path.as_uri())
+        self.wait(lambda: self.js("return document.documentElement.dataset.ready"))
+        return self
+
+    def js(self, code: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(code, *arguments)
+
+    def wait(self, true: Callable[[], Any], seconds: float = 30.0) -> None:
+        end = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < end, "the page did not get there"
+            time.sleep(0.02)
+
+    def choose(self, control: str, value: Any) -> None:
+        """Sets a slider or a list as a person would."""
+        code = "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+        self.js(f"{code} e.dispatchEvent(new Event('input')); e.dispatchEvent(new Event('change'));", control, value)
+
+    def heat(self, chart: str) -> np.ndarray[Any, Any]:
+        found = self.js("return document.getElementById(arguments[0]).data[0].z", chart)
+        return np.array(found, dtype=float)
+
+    def text(self, name: str) -> str:
+        return str(self.js("return document.getElementById(arguments[0]).textContent", name))
+
+    def shown(self, name: str) -> bool:
+        return bool(self.js("return document.getElementById(arguments[0]).offsetParent !== null", name))
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in (*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield found
+    found.quit()
+
+
+@pytest.fixture(scope="module")
+def page(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return Page(driver, report.write([OURS, PLAIN], tmp_path_factory.mktemp("report") / "report.html"))
+
+
+@pytest.fixture
+def opened(page: Page) -> Iterator[Page]:
+    """Ready to use; afterwards nothing may have been complained of."""
+    page.driver.get_log("browser")
+    yield page.open()
+    assert page.driver.get_log("browser") == []
+
+
+def test_ready_in_two_seconds_small_and_silent(page: Page, record_property: Callable[[str, Any], None]) -> None:
+    page.driver.get_log("browser")
+    page.driver.get_log("performance")
+    quickest = float("inf")
+    for _ in range(TRIES):
+        quickest = min(quickest, float(page.open().js("return document.documentElement.dataset.ready")) / 1000)
+        if quickest < SECONDS:
+            break
+    record_property("seconds until ready", quickest)
+    assert quickest < SECONDS
+    assert page.path.stat().st_size < 6e6
+    page.js("document.getElementById('theme').click()")
+    messages = [json.loads(entry["message"])["message"] for entry in page.driver.get_log("performance")]
+    sent = [one["params"] for one in messages if one["method"] == "Network.requestWillBeSent"]
+    asked = [one["request"]["url"] for one in sent if one["documentURL"].startswith(page.path.as_uri())]
+    assert page.path.as_uri() in asked
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert page.driver.get_log("browser") == []
+    assert page.js("return window.hacked") is None
+
+
+def test_slider_moves_the_heat_map(opened: Page) -> None:
+    mean = VECTORS.mean(0)
+    assert np.allclose(opened.heat("heat-chart"), mean[-1], atol=1e-4)
+    opened.choose("round", 4)
+    assert np.allclose(opened.heat("heat-chart"), mean[4], atol=1e-4)
+    assert opened.text("round-name") == "round 5 of 20"
+    opened.driver.find_element("id", "round").send_keys("\ue014")  # the arrow to the right
+    assert np.allclose(opened.heat("heat-chart"), mean[5], atol=1e-4)
+    opened.js("document.getElementById('without-own').click()")
+    shown = opened.heat("heat-chart")
+    assert np.isnan(np.diagonal(shown)).all()
+    assert np.isfinite(shown).sum() == 20
+
+
+def test_play_goes_through_the_rounds(opened: Page) -> None:
+    opened.choose("round", 17)
+    opened.js("document.getElementById('play').click()")
+    opened.wait(lambda: opened.text("round-name") == "round 20 of 20")
+    opened.wait(lambda: opened.js("return document.getElementById('play').ariaPressed") == "false")
+    assert np.allclose(opened.heat("heat-chart"), VECTORS.mean(0)[-1], atol=1e-4)
+
+
+def test_choosing_a_client_changes_the_matrix_and_its_helpers(opened: Page) -> None:
+    mean = MATRICES.mean(0)
+    for client in (3, 2):
+        opened.js("document.querySelectorAll('#chips button')[arguments[0]].click()", client)
+        assert np.allclose(opened.heat("matrix-chart"), mean[-1, client], atol=1e-4)
+        assert opened.text("matrix-title") == f"Influence matrix Λ of {NAMES[client]}"
+        found = opened.js(
+            "return [...document.querySelectorAll('#panel .bars')[0].querySelectorAll('.name')].map(e => e.title)"
+        )
+        others = sorted((i for i in range(5) if i != client), key=lambda i: -VECTORS.mean(0)[-1, client, i])
+        assert found == [NAMES[i] for i in others if VECTORS.mean(0)[-1, client, i] >= 0.02]
+        told = opened.js("return [...document.querySelectorAll('#other-helpers li')].map(e => e.textContent)")
+        cases = insights(OURS)[client].exceptions[:6]
+        assert told == [f"class {one.label} ← {NAMES[one.helper]} ({one.share:.2f})" for one in cases]
+    assert told
+
+
+def test_graph_has_an_arrow_for_each_direction(opened: Page) -> None:
+    mean = VECTORS.mean(0)
+    opened.choose("round", 2)
+    edges = opened.js(
+        "return [...document.querySelectorAll('#graph-chart .edge')].map(e => ({...e.dataset, "
+        "width: Number(e.firstChild.getAttribute('stroke-width'))}))"
+    )
+    found = {(int(edge["from"]), int(edge["to"])): float(edge["share"]) for edge in edges}
+    assert len(found) > 10
+    for (helper, helped), share in found.items():
+        assert share == pytest.approx(mean[2, helped, helper], abs=1e-3)
+    widths = [edge["width"] for edge in sorted(edges, key=lambda edge: float(edge["share"]))]
+    assert widths == sorted(widths)
+    assert widths[-1] > 2 * widths[0]
+
+
+def test_seeds_and_runs_can_be_chosen(opened: Page) -> None:
+    opened.choose("view", 2)
+    assert np.allclose(opened.heat("heat-chart"), VECTORS[1, -1], atol=1e-4)
+    assert "seed 1" in opened.text("accuracy-caption")
+    line = opened.js("return document.getElementById('accuracy-received').data[1].y")
+    assert np.allclose(np.array(line, dtype=float), ACCURACY[1, :, 1], atol=1e-2)
+    opened.choose("run", 1)
+    assert opened.text("heat-none") == "FedAvg measures no influence of clients on each other."
+    assert opened.shown("heat-none")
+    assert not opened.shown("heat-chart")
+    assert not opened.shown("time")
+    opened.choose("against", 1)
+    assert np.allclose(opened.heat("difference"), [[2.5] * 5, [0] * 5], atol=0.02)
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE], ids=["390", "1440"])
+def test_nothing_is_wider_than_the_window(opened: Page, size: tuple[int, int]) -> None:
+    opened.open(size)
+    found = opened.js(
+        "const parts = [...document.querySelectorAll('.chart, .card, #graph-chart svg')];"
+        "return [document.documentElement.scrollWidth, ...parts.map(e => e.getBoundingClientRect().right)]"
+    )
+    assert len(found) > 10
+    assert max(found) <= size[0] + 0.5
+    drawn = opened.js("return document.querySelector('#heat-chart .main-svg').getBoundingClientRect().width")
+    assert 250 < drawn <= size[0]
+
+
+def test_dark_by_preference_and_by_button(opened: Page) -> None:
+    def look() -> tuple[str, int, str]:
+        colour = opened.js("return getComputedStyle(document.body).backgroundColor")
+        brightness = sum(map(int, colour.strip("rgb()").split(",")))
+        first = opened.js("return document.getElementById('heat-chart').data[0].colorscale[0][1]")
+        return opened.js("return document.documentElement.dataset.theme"), brightness, first
+
+    light = look()
+    opened.open(theme="dark")
+    dark = look()
+    assert (light[0], dark[0]) == ("light", "dark")
+    assert light[1] > 600 > 150 > dark[1]
+    assert light[2] != dark[2]
+    opened.js("document.getElementById('theme').click()")
+    assert look() == light
+
+
+def test_prints_light_and_comes_back(opened: Page) -> None:
+    opened.open(theme="dark")
+    opened.js("addEventListener('beforeprint', () => { window.printed = document.documentElement.dataset.theme; })")
+    assert len(opened.command("Page.printToPDF", printBackground=True)["data"]) > 50_000
+    assert opened.js("return window.printed") == "light"
+    opened.wait(lambda: opened.js("return document.documentElement.dataset.theme") == "dark")
+
+
+def test_two_hundred_clients_are_grouped_and_usable(
+    driver: Any, tmp_path: Path, record_property: Callable[[str, Any], None]
+) -> None:
+    names = [f"{domain}/{k}" for domain in ("MNIST", "SVHN", "USPS", "Synth") for k in range(50)]
+    draw, rounds = np.random.default_rng(1), 6
+    vectors = draw.random((rounds, 200, 200))
+    vectors /= vectors.sum(2, keepdims=True)
+    vectors[:2, ::2] = np.nan
+    matrices = draw.random((rounds, 200, 200, 10)) / 100
+    seen = {"influence_vector": {0: vectors}, "influence_matrix": {0: matrices}}
+    result = made_up(blank_federation(names, classes=10), {0: draw.uniform(40, 90, (rounds, 200))}, influence=seen)
+    page = Page(driver, report.write([result], tmp_path / "many.html"))
+    page.open()
+    ready = float(page.js("return document.documentElement.dataset.ready")) / 1000
+    began = time.monotonic()
+    page.choose("round", 3)
+    moved = time.monotonic() - began
+    for name, value in (("bytes", page.path.stat().st_size), ("seconds until ready", ready), ("a step", moved)):
+        record_property(name, value)
+    assert page.path.stat().st_size < 12e6
+    assert ready < 15
+    assert moved < 5
+    edges = page.js("return [...document.querySelectorAll('#graph-chart .edge')].map(e => ({...e.dataset}))")
+    assert len(page.js("return [...document.querySelectorAll('#graph-chart .node')].map(e => e.ariaLabel)")) == 4
+    assert len(edges) == 12
+    for edge in edges:
+        helped, helps = (slice(50 * int(edge[end]), 50 * int(edge[end]) + 50) for end in ("to", "from"))
+        assert float(edge["share"]) == pytest.approx(vectors[3, helped, helps].sum(1).mean(), abs=2e-3)
+    page.choose("client-select", 120)
+    kept = page.js("return JSON.parse(document.getElementById('data').textContent).runs[0].influenceRounds.matrix")
+    assert kept == [1, 3, 6]  # Λ of all six would not fit
+    assert "in round 3 (the nearest that the page holds)" in page.text("matrix-caption")
+    assert np.allclose(page.heat("matrix-chart"), matrices[2, 120], atol=1e-5)

@@ -1,0 +1,254 @@
+"""What a report computes before anything is drawn: packed numbers, insights, groups, words; by hand, tiny cases."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedc2i.errors import UserError
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.report.html.compare import (
+    common_seeds,
+    difference_table,
+    differences,
+    distinct,
+    score_table,
+    settings_that_differ,
+)
+from fedc2i.report.html.content import payload, to_script
+from fedc2i.report.html.groups import MOST_NODES, clusters, grouped
+from fedc2i.report.html.insights import insights
+from fedc2i.report.html.packing import accuracies, influences, kept_rounds, last_influence, mean, pack
+from fedc2i.report.html.story import influence_story, verdict
+from fedc2i.results import Array, Result
+from helpers import blank_federation, made_up
+
+NAN = float("nan")
+ABC = blank_federation(("a", "b", "c"))
+
+
+def unpack(packed: dict[str, Any]) -> Array:
+    """As the page's script does it, number by number."""
+    coded = np.frombuffer(base64.b64decode(packed["data"]), "<u2").reshape(packed["shape"])
+    return np.array(np.where(coded == 65535, np.nan, packed["low"] + packed["step"] * coded))
+
+
+# λ: a leans on b, b on c in one seed and on a in the other, c measured nothing in the last round.
+FIRST = [[[0.6, 0.3, 0.1], [0.1, 0.7, 0.2], [0.2, 0.2, 0.6]], [[0.5, 0.4, 0.1], [0.1, 0.6, 0.3], [NAN, NAN, NAN]]]
+SECOND = [[[0.6, 0.3, 0.1], [0.1, 0.7, 0.2], [0.2, 0.2, 0.6]], [[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [NAN, NAN, NAN]]]
+# Λ: a's class 1 leans on c, where b has next to nothing; its class 2 on c by a hair.
+CLASSES = np.full((2, 3, 3, 3), 1 / 3)
+CLASSES[:, 0, :, 1] = [0.4, 0.1, 0.5]
+CLASSES[:, 0, :, 2] = [0.3, 0.34, 0.36]
+
+
+def influential(**more: Any) -> Result:
+    seen = {"influence_vector": {0: FIRST, 1: SECOND}, "influence_matrix": {0: CLASSES, 1: CLASSES}}
+    return made_up(ABC, {0: [[50, 60, 70]] * 2, 1: [[52, 62, 72]] * 2}, influence=seen, **more)
+
+
+# Packed numbers.
+
+
+def test_packing_keeps_numbers_to_a_step_and_nan() -> None:
+    values = np.array([[0.25, NAN, 1.0], [-3.0, 0.0, 7.5]])
+    packed = pack(values)
+    assert packed["shape"] == [2, 3]
+    assert np.allclose(unpack(packed), values, atol=10.5 / 65534, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("values", [np.full((2, 2), 0.2), np.full((3,), NAN), np.zeros((0, 4))])
+def test_packing_of_nothing_to_tell_apart(values: Array) -> None:
+    assert np.array_equal(unpack(pack(values)), values, equal_nan=True)
+
+
+def test_mean_is_of_what_is_there() -> None:
+    assert np.array_equal(mean(np.array([[1, NAN, NAN], [3, 5, NAN]])), [2, 5, NAN], equal_nan=True)
+
+
+def test_last_influence_is_the_last_round_that_measured_anything() -> None:
+    result = influential()
+    silent = [replace(report, influence={}) if report.round == 2 else report for report in result.rounds]
+    assert np.allclose(last_influence(result, "influence_vector")[0], [0.6, 0.3, 0.1])
+    assert np.allclose(last_influence(replace(result, rounds=silent), "influence_vector")[2], [0.2, 0.2, 0.6])
+    assert last_influence(replace(result, rounds=silent), "nothing").shape == (0,)
+
+
+def test_kept_rounds_leave_out_silent_ones_and_what_does_not_fit() -> None:
+    values = np.ones((2, 10, 3, 3))
+    values[:, 4] = NAN
+    assert kept_rounds(values, views=3, most=1000) == ([0, 1, 2, 3, 5, 6, 7, 8, 9], True)
+    assert kept_rounds(values, views=3, most=27) == ([0, 5, 9], False)
+    assert kept_rounds(values, views=3, most=9) == ([9], False)
+    assert kept_rounds(values, views=3, most=8) == ([], False)
+
+
+def test_seeds_that_stopped_earlier_are_nan_later() -> None:
+    result = made_up(ABC, {0: [[1, 2, 3]] * 3, 1: [[5, 6, 7]]})
+    rounds, values = accuracies(result, "received")
+    assert rounds == [1, 2, 3]
+    assert values.shape == (2, 3, 3)
+    assert np.isnan(values[1, 1:]).all()
+    assert influences(result, "influence_vector").shape == (0,)
+
+
+# Insights.
+
+
+def test_insights_by_hand() -> None:
+    a, b, c = insights(influential())
+    assert a.itself == pytest.approx(0.6)
+    assert [i for i, _ in a.learned] == [1, 2]
+    assert [share for _, share in a.learned] == pytest.approx([0.3, 0.1])
+    assert [i for i, _ in a.taught] == [1]
+    assert (a.steady, a.seeds) == (2, 2)
+    assert (b.steady, b.seeds) == (1, 2)  # seed 0 says c, seed 1 says a; the mean is a tie, which goes to a
+    assert b.learned[0][0] == 0
+    assert c.learned == ()
+    assert np.isnan(c.itself)
+    assert [i for i, _ in c.taught] == [1, 0]
+
+
+def test_classes_with_another_helper_by_hand() -> None:
+    a, b, _ = insights(influential())
+    assert [(one.label, one.helper) for one in a.exceptions] == [(1, 2)]  # class 2: 0.36 is no fifth above 0.34
+    assert a.exceptions[0].share == pytest.approx(0.5)
+    assert a.exceptions[0].usual == pytest.approx(0.1)
+    assert b.exceptions == ()
+
+
+def test_who_has_next_to_nothing_is_no_helper() -> None:
+    rows = [[[0.99, 0.009, 0.001], [0.3, 0.4, 0.3], [0.0, 0.0, 1.0]]]
+    a, b, c = insights(made_up(ABC, {0: [[1, 2, 3]]}, influence={"influence_vector": {0: rows}}))
+    assert a.learned == ()
+    assert [i for i, _ in b.learned] == [0, 2]
+    assert c.learned == ()
+    assert [i for i, _ in a.taught] == [1]
+
+
+# Nodes of the graph.
+
+
+def test_few_clients_are_nodes_themselves() -> None:
+    names = [f"c{k}" for k in range(MOST_NODES)]
+    assert grouped(names, None).kind == "client"
+    assert grouped(names, None).labels == tuple(names)
+
+
+def test_many_clients_are_grouped_by_domain() -> None:
+    names = [f"{domain}/{k}" for domain in ("x", "y/z") for k in range(10)]
+    found = grouped(names, None)
+    assert (found.kind, found.labels) == ("domain", ("x", "y/z"))
+    assert found.members == (0,) * 10 + (1,) * 10
+
+
+def test_many_clients_without_domains_are_clustered_by_mutual_influence() -> None:
+    order = np.random.default_rng(0).permutation(30)
+    block = np.where((order[:, None] < 10) == (order[None] < 10), 0.08, 0.01)
+    found = clusters(block, 2)
+    assert found[0] == 0
+    for k in range(30):
+        assert (found[k] == found[0]) == ((order[k] < 10) == (order[0] < 10))
+    assert grouped([f"c{k}" for k in range(30)], block).kind == "cluster"
+    assert len(grouped([f"c{k}" for k in range(30)], None).labels) == 1
+
+
+# Words.
+
+
+def test_verdict_names_the_best_with_its_interval() -> None:
+    better = made_up(ABC, {seed: [[60 + seed] * 3] for seed in range(3)})
+    worse = made_up(ABC, {seed: [[58] * 3] for seed in range(3)}, method=FedAvg())
+    said = verdict([worse, better])
+    assert said.headline == "FedC²I has the highest average at both points, beyond the spread over seeds."
+    assert said.sentences[0] == (
+        "At received, FedC²I has the highest Avg, 61.00 ± 1.00 %: 3.00 points above FedAvg "
+        "(95 % interval 2.00 to 4.00)."
+    )
+    assert any("one in 4 pairs of equal methods" in sentence for sentence in said.sentences)
+
+
+def test_verdict_does_not_claim_what_seeds_do_not_show() -> None:
+    first = made_up(ABC, {0: [[60] * 3], 1: [[50] * 3]})
+    second = made_up(ABC, {0: [[50] * 3], 1: [[59] * 3]}, method=FedAvg())
+    said = verdict([first, second])
+    assert said.headline == "FedC²I has the highest average at both points, but is not clearly best."
+    assert "Not told apart from it: FedAvg (0.50 points below)." in said.sentences[0]
+
+
+@pytest.mark.parametrize(("seed", "words"), [(0, "share one seed"), (7, "share no seed")])
+def test_verdict_without_pairs_says_so(seed: int, words: str) -> None:
+    results = [made_up(ABC, {0: [[60] * 3]}), made_up(ABC, {seed: [[50] * 3]}, method=FedAvg())]
+    assert any(words in sentence for sentence in verdict(results).sentences)
+    assert len(score_table(results).rows) == 4
+    assert len(differences(results, "trained")[1]) == (seed == 0)
+    assert bool(difference_table(results).rows) == (seed == 0)
+
+
+def test_only_common_seeds_are_paired() -> None:
+    first = made_up(ABC, {0: [[10] * 3], 1: [[60] * 3], 2: [[62] * 3]})
+    second = made_up(ABC, {2: [[61] * 3], 1: [[57] * 3], 5: [[99] * 3]}, method=FedAvg())
+    assert common_seeds([first, second]) == (1, 2)
+    best, (found,) = differences([first, second], "received")
+    assert best == 0
+    assert found.paired.mean == pytest.approx(2.0)
+    assert found.interval == (1.0, 3.0)
+
+
+def test_influence_in_words() -> None:
+    said = influence_story(influential())
+    assert said.headline == "b helps a most: λ 0.30, 0.9 times an equal share."
+    text = " ".join(said.sentences)
+    assert "b is its first helper in 2 of 2 seeds. In the other direction, a has λ 0.20 at b." in text
+    assert "gives 60 % of λ to its own model; an equal share is 33 %" in text
+    assert "1 client of 3 leans on another helper" in text
+    assert "clearest: a on class 1, helped most by c (Λ 0.50)" in text
+
+
+def test_equal_influence_singles_nobody_out() -> None:
+    equal = {"influence_vector": {0: np.full((1, 3, 3), 1 / 3)}}
+    assert "no client is singled out" in influence_story(made_up(ABC, {0: [[1, 2, 3]]}, influence=equal)).headline
+
+
+def test_a_method_without_influence_says_so() -> None:
+    assert "measures no influence" in influence_story(made_up(ABC, {0: [[1, 2, 3]]}, method=FedAvg())).headline
+
+
+# Several runs, and what goes into the page.
+
+
+def test_the_same_method_twice_is_told_apart_by_its_folder() -> None:
+    found = distinct([influential(), influential(), influential()], ["x", "y", "y"])
+    assert [one.label for one in found] == ["FedC²I [x]", "FedC²I [y]", "FedC²I [y]'"]
+    assert len({row.cells[0] for row in score_table(found).rows}) == 3
+
+
+def test_other_clients_are_refused() -> None:
+    with pytest.raises(UserError, match="has other clients or classes"):
+        distinct([influential(), made_up(blank_federation(("a", "b")), {0: [[1, 2]]})], ["x", "y"])
+
+
+def test_settings_that_differ_are_named() -> None:
+    other = influential()
+    other = replace(other, config=replace(other.config, epochs=5, device="auto"))
+    assert settings_that_differ([influential(), other]) == [("epochs", ["2", "5"])]
+
+
+def test_payload_holds_the_mean_and_every_seed() -> None:
+    (run,) = payload([influential()])["runs"]
+    assert [view["label"] for view in run["views"]] == ["mean over seeds 0, 1", "seed 0", "seed 1"]
+    mixed, *single = (unpack(view["vector"]) for view in run["views"])
+    assert np.allclose(single[0], FIRST, atol=1e-4, equal_nan=True)
+    assert np.allclose(mixed[1, 0], [0.6, 0.3, 0.1], atol=1e-4)
+    assert np.isnan(mixed[1, 2]).all()
+    assert np.allclose(unpack(run["views"][0]["accuracy"]["trained"])[-1], [52, 62, 72], atol=1e-2)
+    assert run["average"]["trained"] == {"mean": [62.0, 62.0], "sd": [1.414, 1.414]}
+
+
+def test_script_data_cannot_end_its_element() -> None:
+    text = to_script({"name": "</script><script>alert(1)</script>&\u2028"})
+    assert not set("<>&\u2028") & set(text)
