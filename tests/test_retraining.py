@@ -1,0 +1,148 @@
+"""Influence against retraining: the rank correlation by hand, its p-value by counting, and real retrainings."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import fedc2i
+from fedc2i.data.federation import Federation
+from fedc2i.errors import UserError
+from fedc2i.models import Model
+from fedc2i.plans import prepare
+from fedc2i.retraining import Check, agree, agree_overall, check
+from helpers import call, write_arrays
+
+SETTINGS = {"rounds": 2, "epochs": 1, "device": "cpu"}
+
+
+def counted(influence: list[float], effect: list[float]) -> tuple[float, float]:
+    """ρ by scipy, and p by trying every order, one by one."""
+    rho = stats.spearmanr(influence, effect).statistic
+    all_rho = [stats.spearmanr(order, effect).statistic for order in itertools.permutations(influence)]
+    return rho, sum(abs(other) >= abs(rho) - 1e-9 for other in all_rho) / len(all_rho)
+
+
+def test_by_hand() -> None:
+    found = agree(np.array([0.1, 0.2, 0.3, 0.4]), np.array([1.0, 5.0, 7.0, 9.0]))
+    assert (found.rho, found.others) == (pytest.approx(1.0), 4)
+    assert found.p == pytest.approx(2 / 24)  # this order and its reverse, of 24
+    swapped = agree(np.array([0.1, 0.2, 0.3, 0.4]), np.array([1.0, 5.0, 9.0, 7.0]))
+    assert swapped.rho == pytest.approx(1 - 6 * 2 / (4 * 15))
+
+
+@pytest.mark.parametrize(
+    ("influence", "effect"),
+    [
+        ([0.3, 0.1, 0.5, 0.05, 0.05], [2.0, 1.0, 0.5, -1.0, 0.0]),
+        ([0.1, 0.2, 0.7], [3.0, 2.0, 1.0]),
+        ([0.25, 0.25, 0.3, 0.2], [0.0, 0.1, 0.1, 0.4]),
+    ],
+    ids=["five", "reversed", "ties"],
+)
+def test_p_is_what_counting_all_orders_gives(influence: list[float], effect: list[float]) -> None:
+    found = agree(np.array(influence), np.array(effect))
+    rho, p = counted(influence, effect)
+    assert found.rho == pytest.approx(rho)
+    assert found.p == pytest.approx(p)
+
+
+def test_many_clients_are_drawn_from_all_orders() -> None:
+    generator = np.random.default_rng(0)
+    first, noise = generator.normal(size=30), generator.normal(size=30)
+    for second in (first + noise, noise):
+        found, expected = agree(first, second), stats.spearmanr(first, second)
+        assert found.rho == pytest.approx(expected.statistic)
+        assert found.p == pytest.approx(expected.pvalue, abs=0.02)
+    assert agree(first, first).p == pytest.approx(1 / 5041)  # never nothing: the order itself is one of those drawn
+
+
+def test_what_cannot_be_ranked_is_not() -> None:
+    assert math.isnan(agree(np.array([0.2, 0.2, 0.2]), np.array([1.0, 2.0, 3.0])).rho)
+    assert math.isnan(agree(np.array([0.2, 0.3]), np.array([1.0, 2.0])).rho)
+    found = agree(np.array([0.1, np.nan, 0.2, 0.3]), np.array([1.0, 0.0, 2.0, 3.0]))
+    assert (found.rho, found.others) == (pytest.approx(1.0), 3)
+
+
+def test_overall_is_the_mean_and_its_p_that_of_independent_orders() -> None:
+    rows = [(np.array([0.1, 0.2, 0.3]), np.array(effect)) for effect in ([1.0, 2, 3], [1.0, 2, 3], [1.0, 3, 2])]
+    found = agree_overall(rows)
+    rho = [agree(*row).rho for row in rows]
+    assert found.rho == pytest.approx(np.mean(rho))
+    orders = [
+        agree(np.array(order, dtype=float), np.array([1.0, 2, 3])).rho for order in itertools.permutations(range(3))
+    ]
+    means = [np.mean(three) for three in itertools.product(orders, repeat=3)]
+    exact = np.mean([abs(mean) >= abs(found.rho) - 1e-9 for mean in means])
+    assert found.p == pytest.approx(exact, abs=0.02)
+    assert math.isnan(agree_overall([(np.ones(3), np.ones(3))]).rho)
+
+
+@pytest.fixture(scope="module")
+def checked(make_federation: Callable[..., Federation], make_model: Callable[..., Model]) -> tuple[Federation, Check]:
+    federation = make_federation((16, 14, 12, 10), validation=6)
+    (plan,) = prepare(["fedc2i"], {**SETTINGS, "rounds": 5}, federation, make_model())
+    return federation, check(plan, 2, (0, 3))
+
+
+def test_effects_are_differences_of_real_runs(
+    checked: tuple[Federation, Check], make_model: Callable[..., Model]
+) -> None:
+    """Once more with the public functions: two seeds, all clients and without the third."""
+    federation, found = checked
+    seeds = {"seeds": (0, 3), "model": make_model(), **SETTINGS}
+    whole = fedc2i.run("fedc2i", federation, **seeds)
+    without = fedc2i.run("fedc2i", federation.select(["a", "b", "d"]), **seeds)
+    assert (found.split, found.rounds) == ("validation", 2)
+    for point in ("received", "trained"):
+        rise = without.accuracy(point, "validation_loss") - whole.accuracy(point, "validation_loss")[:, [0, 1, 3]]
+        np.testing.assert_allclose(found.effects[point][[0, 1, 3], 2], rise.mean(0), rtol=1e-6)
+        assert np.isnan(np.diag(found.effects[point])).all()
+    influence = np.mean([whole.influence(seed=seed) for seed in (0, 3)], axis=0)
+    np.testing.assert_allclose(found.mean, influence.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.last, influence[-1], rtol=1e-6)
+
+
+def test_a_clients_own_influence_is_not_ranked(checked: tuple[Federation, Check]) -> None:
+    _, found = checked
+    own = found.agreement("received")
+    others = [1, 2, 3]
+    rho, p = counted(found.mean[0, others].tolist(), found.effects["received"][0, others].tolist())
+    assert (own[0].rho, own[0].p) == (pytest.approx(rho), pytest.approx(p))
+    assert [one.others for one in own] == [3, 3, 3, 3]
+
+
+def test_refusals(make_federation: Callable[..., Federation], model: Model) -> None:
+    def plan(wanted: str, sizes: tuple[int, ...], **more: object) -> fedc2i.plans.Plan:
+        return prepare([wanted], {**SETTINGS, **more}, make_federation(sizes), model)[0]
+
+    with pytest.raises(UserError, match="at least 4 clients"):
+        check(plan("fedc2i", (8, 8, 8)), 1, (0,))
+    with pytest.raises(UserError, match="without attack"):
+        check(plan("fedc2i", (8, 8, 8, 8), topology="ring"), 1, (0,))
+    with pytest.raises(UserError, match="no influence vector"):
+        check(plan("fedavg", (8, 8, 8, 8)), 1, (0,))
+    with pytest.raises(UserError, match="rounds must be at least 1"):
+        check(plan("fedc2i", (8, 8, 8, 8)), 0, (0,))
+
+
+def test_command(tmp_path: Path, make_federation: Callable[..., Federation]) -> None:
+    data = write_arrays(tmp_path / "data", make_federation((12, 10, 8, 8)))
+    (plan,) = prepare(["fedc2i"], {**SETTINGS, "model": "lenet5"}, data)
+    plan.execute(tmp_path / "run")
+    answer = call("influence", "check", str(tmp_path / "run"), "--rounds", "1")
+    assert answer.code == 0, answer.err
+    assert "training without c (3 of 4)" in answer.err
+    for text in ("1 rounds, seed 0", "test data", "smallest possible is 0.33", "The run itself had 2 rounds"):
+        assert text in answer.out, answer.out
+    written = json.loads((tmp_path / "run" / "influence-check.json").read_text(encoding="utf-8"))
+    assert (written["split"], written["rounds"], written["seeds"]) == ("test", 1, [0])
+    assert len(written["agreement"]) == 4  # two points, two kinds of λ
+    assert written["effects"]["received"][0][0] is None

@@ -1,0 +1,288 @@
+"""Watching a run: from files that are still being written, by a process that is still writing them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedc2i import journal
+from fedc2i.data.federation import Federation
+from fedc2i.errors import UserError
+from fedc2i.following import Follower
+from fedc2i.models import Model
+from fedc2i.plans import prepare
+from fedc2i.results import Result
+from fedc2i.runs import RunFolder
+from fedc2i.watch import BARS, sparkline, view, watch
+from helpers import call, write_arrays
+
+
+@pytest.fixture(scope="module")
+def finished(make_federation: Callable[..., Federation], make_model: Callable[..., Model]) -> Result:
+    settings = {"rounds": 4, "seeds": (0, 1), "epochs": 1, "device": "cpu"}
+    (plan,) = prepare(["fedc2i"], settings, make_federation((12, 10, 8)), make_model())
+    return plan.compute()
+
+
+def begun(folder: Path, result: Result, rounds: int) -> RunFolder:
+    """A folder as a run leaves it after some rounds."""
+    files = RunFolder(folder, result.federation.names)
+    files.begin(result.config)
+    for number in range(1, rounds + 1):
+        write_round(folder, files, result, number)
+    return files
+
+
+def write_round(folder: Path, files: RunFolder, result: Result, number: int) -> None:
+    for report in result.rounds:
+        if report.round == number:
+            files.record(report)
+            journal.write(folder / "rounds" / f"seed{report.seed}", report)
+
+
+def shown(state: object, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(view(state, width))  # type: ignore[arg-type]
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_reads_a_run_that_grows(tmp_path: Path, finished: Result) -> None:
+    files = begun(tmp_path, finished, 2)
+    follower = Follower(tmp_path)
+    state = follower.read()
+    assert (state.round, state.rounds, state.finished) == (2, 4, False)
+    assert state.clients == ["a", "b", "c"]
+    rounds, curve = finished.curve("received")
+    assert state.curve("received", "b") == pytest.approx(curve[:2, 1], abs=1e-5)
+    assert state.curve("trained") == pytest.approx(finished.curve("trained")[1][:2].mean(1), abs=1e-5)
+    influence = np.mean([finished.influence(seed=seed)[1] for seed in (0, 1)], axis=0)
+    assert state.influence is not None
+    assert state.influence[0] == 2
+    np.testing.assert_allclose(state.influence[1], influence, rtol=1e-6)
+    write_round(tmp_path, files, finished, 3)
+    state = follower.read()
+    assert state.round == 3
+    assert len(state.curve("received")) == 3
+    write_round(tmp_path, files, finished, 4)
+    files.finish(finished)
+    state = follower.read()
+    assert state.finished
+    assert state.curve("received", "b") == pytest.approx(curve[:, 1], abs=1e-5)
+    assert len(rounds) == 4
+
+
+def test_a_torn_line_is_read_when_it_is_whole(tmp_path: Path, finished: Result) -> None:
+    begun(tmp_path, finished, 2)
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_bytes()
+    cut = whole.rindex(b"\n", 0, len(whole) - 1) + 12
+    path.write_bytes(whole[:cut])
+    inode = path.stat().st_ino
+    follower = Follower(tmp_path)
+    before = follower.read().accuracy["trained"][2]
+    with path.open("ab") as file:
+        file.write(whole[cut:])
+    assert path.stat().st_ino == inode
+    after = follower.read()
+    assert after.curve("received") == Follower(tmp_path).read().curve("received")
+    assert len(after.accuracy["trained"][2]) == 3 >= len(before)
+
+
+def test_lines_of_others_are_passed_over(tmp_path: Path, finished: Result) -> None:
+    begun(tmp_path, finished, 1)
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(b'not json\n{"seed": 0}\n[]\n\xff\n')
+    assert Follower(tmp_path).read().round == 1
+
+
+def test_a_run_that_goes_on_begins_its_metrics_anew(tmp_path: Path, finished: Result) -> None:
+    files = begun(tmp_path, finished, 3)
+    follower = Follower(tmp_path)
+    assert len(follower.read().curve("trained")) == 3
+    files.restart([report for report in finished.rounds if report.round == 1])
+    assert len(follower.read().curve("trained")) == 1
+
+
+def test_time_left_comes_from_the_times_of_files(tmp_path: Path, finished: Result) -> None:
+    files = begun(tmp_path, finished, 2)
+    for seed in (0, 1):
+        for number, written in ((1, 1000.0), (2, 1030.0)):
+            os.utime(tmp_path / "rounds" / f"seed{seed}" / f"round{number:06d}.npz", (written, written))
+    for name in ("metrics.jsonl", "config.toml"):
+        os.utime(tmp_path / name, (1030.0, 1030.0))
+    state = Follower(tmp_path, clock=lambda: 1040.0).read()
+    assert (state.seconds_left, state.silent_for) == (2 * 30 - 10, 10)
+    assert "50 s left" in shown(state)
+    late = Follower(tmp_path, clock=lambda: 1500.0).read()
+    assert late.seconds_left == 0
+    assert "nothing new for 7 min 50 s" in shown(late)
+    files.finish(finished)
+    assert "finished" in shown(Follower(tmp_path).read())
+
+
+def test_without_reports_time_is_counted_from_the_beginning(tmp_path: Path, finished: Result) -> None:
+    files = RunFolder(tmp_path, finished.federation.names)
+    files.begin(finished.config)
+    state = Follower(tmp_path).read()
+    assert (state.round, state.seconds_left) == (0, None)
+    assert "no round has been scored yet" in shown(state)
+    for report in finished.rounds:
+        if report.round == 1:
+            files.record(report)
+    os.utime(tmp_path / "config.toml", (1000.0, 1000.0))
+    os.utime(tmp_path / "metrics.jsonl", (1020.0, 1020.0))
+    state = Follower(tmp_path, clock=lambda: 1020.0).read()
+    assert state.seconds_left == 60
+    assert state.influence is None
+
+
+def test_refused_clients_are_named(tmp_path: Path, finished: Result) -> None:
+    files = begun(tmp_path, finished, 0)
+    for report in finished.rounds[:2]:
+        refusing = replace(report, refused=("b",))
+        files.record(refusing)
+        journal.write(tmp_path / "rounds" / "seed0", refusing)
+    follower = Follower(tmp_path)
+    assert "uploads left out: b 2" in shown(follower.read())
+    assert "uploads left out: b 2" in shown(follower.read())  # not counted again
+
+
+def test_picture_has_curves_values_and_influence(tmp_path: Path, finished: Result) -> None:
+    begun(tmp_path, finished, 3)
+    state = Follower(tmp_path).read()
+    text = shown(state)
+    assert "fedc2i on toy, seeds 0, 1: round 3 of 4" in text
+    for name in ("a", "b", "c"):
+        line = next(line for line in text.splitlines() if line.split()[:1] == [name])
+        assert sum(letter in BARS for letter in line) == 6  # three rounds, two points
+    assert f"{state.curve('received', 'a')[-1]:.2f}" in text
+    assert state.influence is not None
+    assert f"{state.influence[1][0, 2]:.3f}" in text
+    narrow = shown(state, 24)
+    assert max(len(line.rstrip()) for line in narrow.splitlines()) <= 24
+
+
+def test_sparkline() -> None:
+    assert sparkline([0, 40, 100], 0, 100, 10) == "▁▄█"
+    assert sparkline([0, float("nan"), 100], 0, 100, 10) == "▁ █"
+    assert sparkline([7, 7], 7, 7, 10) == "▁▁"
+    assert sparkline(range(100), 0, 99, 8) == BARS
+
+
+def test_many_clients_are_cut_and_said(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('method = "x"\nrounds = 3\nseeds = [0]\n')
+    entries = [
+        {"seed": 0, "round": 1, "client": f"client {k}", "point": point, "metric": "accuracy", "value": float(k)}
+        for point in ("trained", "received")
+        for k in range(50)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    text = shown(Follower(tmp_path).read())
+    assert "client 19" in text
+    assert "client 20" not in text
+    assert "30 more clients are in the average" in text
+    assert "24.50" in text
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no config\.toml"):
+        watch(tmp_path, Console(file=io.StringIO()))
+    answer = call("watch", str(tmp_path), "--every", "0")
+    assert (answer.code, "above 0" in answer.err) == (2, True)
+
+
+def test_a_finished_run_is_printed_once(tmp_path: Path, finished: Result) -> None:
+    begun(tmp_path, finished, 4).finish(finished)
+    answer = call("watch", str(tmp_path))
+    assert answer.code == 0
+    assert answer.out.count("round 4 of 4, finished") == 1
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from fedc2i.plans import prepare
+settings = {"rounds": 6, "epochs": 1, "device": "cpu", "model": "lenet5", "executor": "looped"}
+(plan,) = prepare(["fedc2i"], settings, sys.argv[1])
+plan.execute(Path(sys.argv[2]))
+"""
+
+
+def test_two_processes(tmp_path: Path, make_federation: Callable[..., Federation]) -> None:
+    """One computes, the other watches through a pipe from before the first round to the end."""
+    data = write_arrays(tmp_path / "data", make_federation((40, 40, 40)))
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, data, str(tmp_path / "run")])
+    try:
+        while not (tmp_path / "run" / "config.toml").is_file():
+            assert writer.poll() is None
+            time.sleep(0.01)
+        console = Console(file=io.StringIO(), width=120)
+        watch(tmp_path / "run", console, every=0.02)
+    finally:
+        assert writer.wait(120) == 0
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    told = [line for line in lines if "round" in line and "fedc2i on arrays" in line]
+    assert told, lines
+    assert "round 6 of 6, finished" in "\n".join(lines)
+    assert any("who helps whom" in line for line in lines)
+
+
+def test_in_a_terminal_the_picture_is_drawn_again(tmp_path: Path, finished: Result) -> None:
+    files = begun(tmp_path, finished, 1)
+
+    def go_on() -> None:
+        for number in (2, 3, 4):
+            time.sleep(0.1)
+            write_round(tmp_path, files, finished, number)
+        files.finish(finished)
+
+    writing = threading.Thread(target=go_on)
+    writing.start()
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="truecolor")
+    watch(tmp_path, console, every=0.02)
+    writing.join()
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "round 1 of 4" in text
+    assert "round 4 of 4, finished" in text
+    assert "\x1b[?25h" in text  # the cursor is back
+    assert "48;2;" in text  # shaded
+    assert text.count("who helps whom") > 2
+
+
+def test_a_comparison_is_watched_run_after_run(tmp_path: Path, finished: Result) -> None:
+    plan = {"runs": [{"folder": "fedc2i"}, {"folder": "other"}, {"folder": "not-begun"}]}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    for name in ("fedc2i", "other"):
+        begun(tmp_path / name, finished, 4).finish(finished)
+    assert call("watch", str(tmp_path), "--once").out.count("round 4 of 4, finished") == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_ends_watching_and_nothing_else(tmp_path: Path, finished: Result) -> None:
+    begun(tmp_path, finished, 1)
+    watching = subprocess.Popen(
+        [sys.executable, "-u", "-m", "fedc2i", "watch", str(tmp_path), "--every", "0.05"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    assert "round 1 of 4" in watching.stdout.readline()
+    watching.send_signal(signal.SIGINT)
+    out, err = watching.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert "the run goes on" in out
+    assert watching.returncode == 0
