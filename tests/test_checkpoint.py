@@ -234,3 +234,11 @@ def test_a_folder_that_cannot_be_made_is_a_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"round000001\.safetensors: cannot be written \(Not a directory\)$"):
         save(tmp_path / "file" / "checkpoints", 1)
+
+
+def test_a_file_larger_than_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    with (tmp_path / "round000001.safetensors").open("r+b") as file:
+        file.truncate(2**43)  # takes no room on the disk
+    with pytest.raises(UserError, match=r"round000001\.safetensors: its contents declare 8,796,093,022,208 bytes"):
+        checkpoint.load(tmp_path)

@@ -355,7 +355,9 @@ def test_a_method_of_ones_own(
     planned.execute(tmp_path / "whole")
     cut_run(monkeypatch, tmp_path / "cut", planned)
     assert "its method was an object" in refused(tmp_path / "cut", federation, model)
-    assert "config.toml, a topology's file or an object given is not what" in refused(tmp_path / "cut", federation, model, Own())
+    assert "config.toml, a topology's file or an object given is not what" in refused(
+        tmp_path / "cut", federation, model, Own()
+    )
     fedc2i.resume(tmp_path / "cut", federation, model, Own(strength=2.0))
     assert result_files(tmp_path / "cut") == result_files(tmp_path / "whole")
 
@@ -370,7 +372,9 @@ def test_other_data(cut: Path, make_federation: Callable[..., Federation], model
 def test_other_settings(cut: Path, federation: Federation, model: Model) -> None:
     path = cut / "config.toml"
     path.write_text(path.read_text().replace("rounds = 3", "rounds = 9"))
-    assert "config.toml, a topology's file or an object given is not what the run was begun with" in refused(cut, federation, model)
+    assert "config.toml, a topology's file or an object given is not what the run was begun with" in refused(
+        cut, federation, model
+    )
     path.write_text(path.read_text().replace("rounds = 9", "rounds = 3").replace("workers = 0", "workers = 1"))
     fedc2i.resume(cut, federation, model)
 
@@ -397,19 +401,28 @@ def test_what_a_run_is_begun_on_is_on_the_disk_before_its_config(
     assert places == sorted(places)
 
 
-def test_a_state_goes_to_another_device(make_federation: Callable[..., Federation], model: Model) -> None:
-    """Where it was kept on a CPU all of it moves, but for what a server always has there: what clients reported."""
+def test_a_state_goes_to_another_device(
+    tmp_path: Path, make_federation: Callable[..., Federation], model: Model
+) -> None:
+    """Where it was kept on a CPU all of it moves, but for what a server always has there: what clients reported.
+
+    Clients' models and the latest uploads are the same bits here, and take up their memory once.
+    """
     federation, method = make_federation((12, 9, 7, 8)), Method.registry["fedc2i"](top_k=1)
     how, kept = Settings(rounds=2, training=TRAINING, executor="looped"), list[Any]()
     federate(method, model, federation, how, [0], CPU, keep=lambda number, is_last, state: kept.append(state()))
-    tensors, values = kept[0]
+    checkpoint.save(tmp_path, 1, *kept[0])
+    saved = checkpoint.load(tmp_path)
+    assert saved is not None
     recipe, samples = Recipe(method, model, TRAINING, 2, 0), torch.ones(4, device="meta")
     lane = Lane(recipe, how, federation.names, samples, torch.device("meta"))
-    lane.restore(unprefixed("seed0/", tensors), values["0"], 1)
-    there = {name: tensor.device.type for name, tensor in lane.state()[0].items()}
+    lane.restore(unprefixed("seed0/", saved.tensors), saved.values["0"], 1)
+    state = lane.state()[0]
+    there = {name: tensor.device.type for name, tensor in state.items()}
     reports = {name for name in there if "/reports/" in name}
     assert reports
     assert there == {name: "cpu" if name in reports else "meta" for name in there}
+    assert all(state[f"mailbox/{name}"] is state[f"own/{name}"] for name in model.init(0))
 
 
 def test_other_versions(cut: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model) -> None:
@@ -453,6 +466,41 @@ def test_what_is_not_a_run_folder(tmp_path: Path) -> None:
     assert "has no config.toml, so it is not a run folder, or the run had not begun" in answer.err
     (tmp_path / "plan.json").write_text('{"runs": [{"folder": "../up", "config": "", "begun": {}}]}')
     assert "plan.json: not the plan of a comparison" in call("resume", str(tmp_path)).err
+
+
+ODD: list[Any] = [None, 1, "x", [], ["a"], {}, {"a": 1}, [[1]]]
+
+
+def test_a_begun_json_of_other_types_is_refused_in_a_line(cut: Path, federation: Federation, model: Model) -> None:
+    path = cut / "checkpoints" / "begun.json"
+    sound = json.loads(path.read_text())
+    for name in ("data", "versions", "given", "settings"):
+        for odd in ODD if name != "given" else ("x", ["a"], [[1]], 1):
+            path.write_text(json.dumps({**sound, name: odd}))
+            assert refused(cut, federation, model), (name, odd)
+    path.write_text("[" * 200_000)
+    assert "begun.json: cannot be read" in refused(cut, federation, model)
+
+
+def test_a_plan_that_is_none_is_refused_in_a_line(tmp_path: Path) -> None:
+    for text in ('{"runs": []}', '{"runs": {}}', "[" * 200_000, "1", '{"runs": [1]}'):
+        (tmp_path / "plan.json").write_text(text)
+        assert "plan.json: not the plan of a comparison" in refused(tmp_path)
+
+
+def test_a_state_of_other_types_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
+) -> None:
+    """With the right checksum: of another layout, or made to do harm."""
+    cut_run(monkeypatch, tmp_path, plan(federation, model, seeds=(0,)))
+    saved = checkpoint.load(tmp_path / "checkpoints")
+    assert saved is not None
+    names = ("sent", "audience", "downloads", "patience", "bytes_told", "on_cpu")
+    for name, odd in [*((name, None) for name in names), ("sent", []), ("bytes_told", float("inf"))]:
+        values = {"0": {**saved.values["0"], name: odd}}
+        checkpoint.save(tmp_path / "checkpoints", 1, saved.tensors, values)
+        with pytest.raises(UserError, match=r"the checkpoint after round 1 is damaged \("):
+            fedc2i.resume(tmp_path, federation, model)
 
 
 # Two at once.

@@ -19,6 +19,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, contiguous_format, equal, uint8
 
+from fedc2i.data import limits
 from fedc2i.errors import UserError
 from fedc2i.params import Params
 from fedc2i.runs import write_atomically, writing
@@ -91,11 +92,18 @@ def load(folder: Path) -> Checkpoint | None:
 
 
 def sound(folder: Path) -> Iterator[Checkpoint]:
-    """Every checkpoint that is whole, the latest first; names of the same bits are of one tensor."""
+    """Every checkpoint that is whole, the latest first; names of the same bits are of one tensor.
+
+    Raises:
+        UserError: if one does not fit into memory.
+    """
     for number in sorted(_rounds(folder), reverse=True):
         try:
-            described = json.loads(_path(folder, number, "json").read_text(encoding="utf-8"))
-            content = _path(folder, number, "safetensors").read_bytes()
+            paths = _path(folder, number, "json"), _path(folder, number, "safetensors")
+            for path in paths:
+                limits.require(path, path.stat().st_size, "its contents", copies=2)
+            described = json.loads(paths[0].read_text(encoding="utf-8"))
+            content = paths[1].read_bytes()
             checksum = described.pop("checksum")
             if _sha256(content) != described["sha256"] or _sha256(json.dumps(described).encode()) != checksum:
                 continue

@@ -53,6 +53,7 @@ AT_ONCE = 2**26  # numbers of mixed models in memory
 FEW_AT_ONCE = 16  # draws, where each has forward passes of its own
 FEWEST_DRAWS = 20
 MOST_ENTRIES = 100_000  # in a file that a page or a person still reads
+MEASURING = "fedc2i, fedc2i-plus, fedc2i-many and fedfomo"
 _ENDS = ("estimate", "low", "high")
 
 
@@ -132,9 +133,7 @@ def intervals(
         raise UserError(f"level must be above 0 and below 1, got {level}")
     result = read_run(folder)
     if result.method.probe is None:
-        raise UserError(
-            f"{folder}: {result.label} measures no influence on samples; fedc2i, fedc2i-plus, fedc2i-many and fedfomo do"
-        )
+        raise UserError(f"{folder}: {result.label} measures no influence on samples; {MEASURING} do")
     if seed is not None and seed not in result.config.seeds:
         raise UserError(f"seed {seed} is not part of the run, allowed are {', '.join(map(str, result.config.seeds))}")
     seed = result.config.seeds[0] if seed is None else seed
@@ -174,9 +173,7 @@ def measure(plan: Plan, models: Stacked, seed: int, number: int, samples: int, d
                 found.add(m, download.clients, measured, share)
                 found.samples[names[m]], found.split[names[m]] = len(batch.y), split
     if not found.whole:
-        raise UserError(
-            f"{plan.label} reports no influence to put intervals around; fedc2i, fedc2i-plus, fedc2i-many and fedfomo do"
-        )
+        raise UserError(f"{plan.label} reports no influence to put intervals around; {MEASURING} do")
     of_whom = names, federation.classes, found.split, found.samples, torch.tensor(found.share)
     return Influence(seed, level, draws, *of_whom, found.whole.get("vector"), found.whole.get("matrix"), _notes(plan))
 

@@ -26,11 +26,12 @@ from fedc2i.config import Config
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Round
 from fedc2i.engine.saving import Start, State, ends_of
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
 from fedc2i.results import versions
 from fedc2i.runs import to_json, write_atomically, writing
 
 SUMMARY = "summary.json"
+OBJECTS = ("data", "model", "method")  # what may come as an object of Python
 _BITS = ("fedc2i", "torch")  # packages of which another version is not expected to give the same bits
 _FREE = ("data_dir", "device", "workers", "checkpoint_every")  # settings that may be others after an interruption
 
@@ -75,13 +76,22 @@ class Begun:
             return cls.of_values(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: cannot be read ({error})") from None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Begun:
-        """As it was before it was written."""
-        return cls(**dict(values) | {name: tuple(values[name]) for name in ("given", "notes")})
+        """As it was before it was written.
+
+        Raises:
+            ValueError: or others of its kind, if it is nothing that was.
+        """
+        found = cls(**dict(values) | {name: tuple(values[name]) for name in ("given", "notes")})
+        texts = all(isinstance(text, str) for text in (found.settings, found.device, *found.notes))
+        tables = isinstance(found.data, dict) and isinstance(found.versions, dict)
+        if not texts or not tables or not set(found.given) <= set(OBJECTS):
+            raise ValueError("an entry is of another type")
+        return found
 
     def refuse_others(self, now: Begun, folder: Path) -> None:
         """Refuses to go on with what would not give the numbers of an uninterrupted run, but for another device.

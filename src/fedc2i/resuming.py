@@ -11,7 +11,7 @@ from typing import Any
 
 from fedc2i.config import read_toml
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
 from fedc2i.keeping import SUMMARY, Begun, Keeper, locked
 from fedc2i.methods.base import Method
 from fedc2i.models import Model
@@ -108,9 +108,11 @@ def _entries(folder: Path) -> list[dict[str, Any]]:
             if slug(entry["folder"]) != entry["folder"]:  # it stays inside
                 raise ValueError(f"no run '{entry['folder']}'")
             entry |= {"config": tomllib.loads(entry["config"]), "begun": Begun.of_values(entry["begun"])}
+        if not entries:
+            raise ValueError("it has no runs")
         return list(entries)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: not the plan of a comparison ({error})") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path}: not the plan of a comparison ({one_line(error)})") from None
 
 
 def _resume_entry(folder: Path, entry: dict[str, Any], given: _Given, observer: Observer | None) -> None:

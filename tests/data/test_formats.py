@@ -182,6 +182,13 @@ def test_mat_with_other_content(tmp_path: Path) -> None:
     refused(lambda: formats.read_mat(path), "not that of MATLAB 5")
 
 
+def test_mat_that_does_not_fit_into_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_mat(tmp_path / "train_32x32.mat", *digits(4, 32))
+    monkeypatch.setattr(formats.limits, "available", lambda: 1000)
+    with pytest.raises(UserError, match=r"train_32x32\.mat, X: the arrays declare 12,288 bytes, but 1,000 bytes"):
+        formats.read_mat(path)
+
+
 def test_mat_damaged_type_code_does_not_crash(tmp_path: Path) -> None:
     path = write_mat(tmp_path / "train_32x32.mat", *digits(2, 32), compress=False)
     content = bytearray(path.read_bytes())

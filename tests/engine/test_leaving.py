@@ -26,7 +26,7 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedproto import FedProto
 from fedc2i.methods.pfedgraph import PFedGraph
 from fedc2i.models import Model
-from fedc2i.params import norms, row
+from fedc2i.params import norms, row, stack
 from fedc2i.training import Training
 from method_checks import in_double
 from oracles import assert_same_model
@@ -115,7 +115,13 @@ def test_any_text_is_read_or_refused(parts: list[str], names: list[str]) -> None
 
 def test_a_site_that_knows_no_other_name_reads_the_same() -> None:
     names = ("one, two", "c;d", "e")
-    for text in ("", "nan@e", 'scaled:3@"one, two";noise:0.25@1', "free-rider@100%", "scaled:1.23456789@e;noise:1e20@e"):
+    for text in (
+        "",
+        "nan@e",
+        'scaled:3@"one, two";noise:0.25@1',
+        "free-rider@100%",
+        "scaled:1.23456789@e;noise:1e20@e",
+    ):
         assert str(read_resolved(resolved(text, names, 4))) == str(parse(text, names, 4))
     strong = read_resolved(resolved("scaled:1.23456789@e", names, 4))["e"][0]
     assert strong.strength == 1.23456789
@@ -182,6 +188,15 @@ def test_only_the_attackers_rows_change(model: Model) -> None:
     ]
     assert leave(uploads, starts, ["a", "b", "d"], 1, recipe, Settings()) is uploads
     assert leave({}, starts, ["a", "c", "e"], 1, recipe, Settings()) == {}
+
+
+def test_a_real_site_does_not_attack_where_noise_protects_it(model: Model) -> None:
+    own = stack([model.init(seed) for seed in (1, 2)])
+    recipe = Recipe(FedAvg(), model, TRAINING, 1, 0, parse("free-rider@b", NAMES, 0))
+    settings = Settings(clip=1.0, noise=1.0)
+    leave(own, own, ["a", "c"], 1, recipe, settings, secret=b"key")
+    with pytest.raises(UserError, match="with noise a real site sends nothing but its upload"):
+        leave(own, own, ["a", "b"], 1, recipe, settings, secret=b"key")
 
 
 def test_labels_are_turned_for_training_only(model: Model, federation: Federation) -> None:

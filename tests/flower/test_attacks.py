@@ -17,6 +17,7 @@ from fedc2i.engine import Settings
 from fedc2i.engine.attacks import parse
 from fedc2i.engine.flower.setup import describe, understand
 from fedc2i.engine.flower.tasks import Answer
+from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -48,6 +49,15 @@ def test_sites_are_told_who_attacks(attack: str) -> None:
     for seed in (0, 5):
         recipe = understand(describe(plan, seed))[0].recipe
         assert str(recipe.attacks) == str(parse(attack, names, seed))
+
+
+def test_an_attack_is_no_way_around_noise() -> None:
+    """A free-rider would send its start, which has seen its data; neither a coordinator nor a site takes part."""
+    federation = RemoteFederation("sites", blank_clients(("a", "b"), (3, 16, 16)), ("no", "yes"))
+    settings = {"model": "lenet5", "rounds": 3, "engine": "flower", "attack": "free-rider@b", "clip": 1.0}
+    describe(prepare(["fedavg"], settings, federation)[0], 0)
+    with pytest.raises(UserError, match="over real sites attack and noise exclude each other"):
+        describe(prepare(["fedavg"], {**settings, "noise": 1.0}, federation)[0], 0)
 
 
 def huge(reply: Message) -> Message:

@@ -117,7 +117,7 @@ def read_mat(path: Path) -> Labelled:
                 raise ValueError("its header is not that of MATLAB 5")
             left = path.stat().st_size
             while tag := stream.read(8):
-                arrays |= _mat_array(tag, stream.read(min(left, struct.unpack(f"{order}2I", tag)[1])), order)
+                arrays |= _mat_array(path, tag, stream.read(min(left, struct.unpack(f"{order}2I", tag)[1])), order)
         if set(arrays) != {"X", "y"} or arrays["X"].shape[:3] != (32, 32, 3):
             found = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in sorted(arrays.items()))
             raise ValueError(f"it holds {found or 'neither'}")
@@ -130,7 +130,7 @@ def read_mat(path: Path) -> Labelled:
         return labelled(path, arrays["X"].transpose(3, 0, 1, 2), labels)
 
 
-def _mat_array(tag: bytes, element: bytes, order: str) -> dict[str, np.ndarray[Any, Any]]:
+def _mat_array(path: Path, tag: bytes, element: bytes, order: str) -> dict[str, np.ndarray[Any, Any]]:
     """The array in one element of a MATLAB 5 file, by name; nothing for arrays other than X and y.
 
     scipy's reader is not used because damaged type codes crash the interpreter in it.
@@ -152,7 +152,7 @@ def _mat_array(tag: bytes, element: bytes, order: str) -> dict[str, np.ndarray[A
     dtype = np.dtype(f"{order}{_MAT_TYPES[code]}")
     if min(shape) < 0 or math.prod(shape) * dtype.itemsize != size or size > MAX_BYTES:
         raise ValueError(f"{name} is declared as {shape} of {dtype} but has {size:,} bytes")
-    limits.require(name, size)
+    limits.require(f"{path}, {name}", size)
     if kind == _MAT_PACKED:
         content = zlib.decompressobj().decompress(element, place + size)
     return {name: np.frombuffer(content, dtype, math.prod(shape), place).reshape(shape, order="F")}

@@ -139,7 +139,8 @@ class Lane:
             UserError: if it is of another model or of other clients.
         """
         on_cpu = set(values["on_cpu"])
-        tensors = {name: own if name in on_cpu else own.to(self._device) for name, own in tensors.items()}
+        moved = {id(own): own.to(self._device) for own in tensors.values()}  # one of many names stays one
+        tensors = {name: own if name in on_cpu else moved[id(own)] for name, own in tensors.items()}
         own = unprefixed("own/", tensors)
         if {name: one.shape for name, one in own.items()} != {name: one.shape for name, one in self._own.items()}:
             raise UserError(f"the checkpoint after round {number} is of another model or of other clients")
@@ -151,7 +152,7 @@ class Lane:
         self._audience = tuple(values["audience"])
         best, waited = values["patience"]
         self._patience.state = best, waited
-        self._bytes_told = values["bytes_told"]
+        self._bytes_told = int(values["bytes_told"])
         self._chosen = self._choose(number + 1)
         self._starts = rows(self._received, [self._audience.index(m) for m in self._chosen])
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from fedc2i.engine import attacks, privacy
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.settings import Settings
+from fedc2i.errors import UserError
 from fedc2i.params import Params, Stacked, replace_rows, row, stack
 
 
@@ -35,7 +36,12 @@ def leave(
         settings: how the run is run.
         received: what the server had sent to the client at this place of ``clients``.
         secret: at a real site, its key for noise that nobody else can make.
+
+    Raises:
+        UserError: if a real site were to attack a run with noise: what it sends instead has none.
     """
+    if secret and any(name in recipe.attacks for name in clients):
+        raise UserError("with noise a real site sends nothing but its upload; leave out attack or noise")
     uploads = privacy.protect(uploads, clients, number, recipe, settings, received, secret)
     return _attacked(uploads, starts, clients, number, recipe)
 

@@ -12,6 +12,7 @@ import torch
 
 from fedc2i.engine.lane import Lane
 from fedc2i.engine.rounds import Outcome, Round
+from fedc2i.errors import UserError, one_line
 from fedc2i.params import Params, prefixed, unprefixed
 
 State = tuple[Params, dict[str, Any]]
@@ -57,7 +58,7 @@ def put_back(start: Start, lanes: Sequence[Lane], device: torch.device) -> tuple
     """Takes a state in; returns the seeds that go on, and what those that have ended left behind.
 
     Raises:
-        UserError: if it is of another model or of other clients.
+        UserError: if it is of another model or of other clients, or damaged.
     """
     running: list[Lane] = []
     outcomes: dict[int, Outcome] = {}
@@ -71,6 +72,9 @@ def put_back(start: Start, lanes: Sequence[Lane], device: torch.device) -> tuple
             )
             outcomes[seed] = Outcome(trained, received, start.last[seed])
         else:
-            lane.restore(own, said, start.round)
+            try:
+                lane.restore(own, said, start.round)
+            except (LookupError, ArithmeticError, ValueError, TypeError, AttributeError) as error:
+                raise UserError(f"the checkpoint after round {start.round} is damaged ({one_line(error)})") from None
             running.append(lane)
     return running, outcomes

@@ -77,7 +77,9 @@ class Mailbox:
 
     def restore(self, uploads: Stacked, sent: Sequence[int]) -> None:
         """Puts back what a checkpoint kept."""
-        self.uploads, self.sent = dict(uploads), list(sent)
+        if len(sent) != len(self.sent):
+            raise ValueError(f"uploads of {len(sent)} clients, there are {len(self.sent)}")
+        self.uploads, self.sent = dict(uploads), [int(round) for round in sent]
 
     def of(self, clients: Sequence[int]) -> Stacked:
         """The uploads of these clients, stacked."""

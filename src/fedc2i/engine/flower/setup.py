@@ -23,7 +23,13 @@ NOT_FOR_SITES = ("data", "data_dir", "partition", "device", "seeds", "executor",
 
 
 def describe(plan: Plan, seed: int) -> str:
-    """A plan with one seed."""
+    """A plan with one seed.
+
+    Raises:
+        UserError: for attackers in a run with noise, which would send something that has none.
+    """
+    if plan.config.attack and plan.config.noise:
+        raise UserError("over real sites attack and noise exclude each other: what an attacker sends has no noise")
     values = {
         name: value for name, value in vars(plan.config).items() if name not in NOT_FOR_SITES and value is not None
     }
