@@ -349,6 +349,6 @@ def test_interrupt_is_no_traceback(data: str, monkeypatch: pytest.MonkeyPatch) -
     answer = call("run", "local", "--data", data, *QUICK, "--out", "out")
     assert answer.code == 130
     assert answer.err.splitlines()[-1] == (
-        "fedc2i: interrupted; the run folder holds what was finished, `fedc2i resume` goes on"
+        "fedc2i: interrupted; what was finished is kept: `fedc2i resume` goes on with a run, a study by itself"
     )
     assert not Path("out/summary.json").exists()

@@ -221,7 +221,7 @@ def main() -> None:
         hint = " Options of a method are given as --set NAME=VALUE." if isinstance(error, click.NoSuchOption) else ""
         _fail(error.format_message() + hint)
     except (KeyboardInterrupt, click.Abort):
-        said = "fedc2i: interrupted; the run folder holds what was finished, `fedc2i resume` goes on"
+        said = "fedc2i: interrupted; what was finished is kept: `fedc2i resume` goes on with a run, a study by itself"
         print(said, file=sys.stderr, flush=True)
         simulation = sys.modules.get("fedc2i.engine.flower.simulation")
         if simulation is not None and simulation.was_interrupted:  # its threads wait for processes that are gone

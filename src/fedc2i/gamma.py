@@ -178,7 +178,7 @@ def scaled(gamma: float = 5.0) -> Gamma:
 
 
 def perplexity(models: float | str) -> Gamma:
-    """γ that gives every client, and each of its classes, this many effective models, its own among them.
+    """γ that gives every client, and each of its classes, this many effective models, its own among them if measured.
 
     Args:
         models: their number, or their share of those that take part, such as ``"40%"``.

@@ -176,7 +176,8 @@ def new_folder(out: Path | None, stem: str = "run") -> Path:
     if out is not None:
         with writing(out):
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                raise UserError(f"{out}: exists already; choose another --out or remove it")
+                hint = f"; `fedc2i resume {out}` goes on with the run in it" if (out / "checkpoints").is_dir() else ""
+                raise UserError(f"{out}: exists already; choose another --out or remove it{hint}")
             if not out.exists():
                 try:
                     out.mkdir(parents=True)

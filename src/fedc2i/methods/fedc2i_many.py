@@ -3,7 +3,7 @@
 Leaving one of M models out moves their mean by 1/(M − 1), so with many clients all losses are nearly equal and γ = 5 is
 FedAvg. This preset is `FedC2I` with other defaults and nothing else:
 
-    gamma=perplexity(40%)    every client's weights are those of 40 % of the models, however many there are
+    gamma=perplexity(40%)    every client weighs the others as if 40 % of them counted, however many there are
     gamma_class=5            the paper's: with few samples of a class, more would follow the noise
     own_weight=equal         a client's own model has seen the samples it is measured on
     max_age=0                where only some clients train in a round, old models do not hold the mean back
