@@ -257,6 +257,7 @@ def run(effort: Effort, out: Path, *parts: str) -> dict[str, float]:
     return json.loads(out.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_quick_run_writes_the_headline(tmp_path: Path) -> None:
     written = run(TINY, tmp_path / "latest.json", "rounds", "influence", "limit")
     for key in HEADLINE:
@@ -278,6 +279,7 @@ def test_all_parts_run(tmp_path: Path) -> None:
     assert set(written["scale"]["clients"]) == set(scale.METHODS)
 
 
+@pytest.mark.slow
 def test_gpu_part_runs_on_any_device() -> None:
     small = gpu.Size("cpu", clients=2, images=40, tests=8, rounds=2, seeds=2, loop_rounds=1, many_clients=3, matrix=64)
     small = replace(small, many_tests=8, many_rounds=1)

@@ -405,7 +405,15 @@ federate(FedAvg(), model, federation, settings, [0], on_round=report)
 """
 
 
-@pytest.mark.parametrize("end", ["normal", "error", "SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "normal",
+        pytest.param("error", marks=pytest.mark.slow),
+        "SIGKILL",
+        pytest.param("SIGTERM", marks=pytest.mark.slow),
+    ],
+)
 def test_no_worker_outlives_the_main_process(end: str, tmp_path: Path) -> None:
     """A script without ``if __name__ == "__main__"``, as people write them."""
     script = tmp_path / "script.py"
