@@ -172,7 +172,12 @@ def test_seeds_that_are_no_whole_numbers(value: Any) -> None:
         make(FedC2I, {"seeds": value})
 
 
-@pytest.mark.parametrize("value", ["1,1", "0-3,2", [2, 2], [], "5-4"])
+def test_seeds_that_count_down() -> None:
+    with pytest.raises(UserError, match="seeds: '5-4' counts down; write the smaller one first"):
+        make(FedC2I, {"seeds": "5-4"})
+
+
+@pytest.mark.parametrize("value", ["1,1", "0-3,2", [2, 2], []])
 def test_seeds_that_repeat_or_are_none(value: Any) -> None:
     with pytest.raises(UserError, match="seeds must be different whole numbers, at least one, got"):
         make(FedC2I, {"seeds": value})

@@ -49,7 +49,7 @@ def folder(finished: tuple[Path, Result], tmp_path: Path) -> Path:
 
 def test_scores_are_the_same(finished: tuple[Path, Result]) -> None:
     folder, was = finished
-    again = read_run(folder)
+    again = read_run(str(folder))
     for point in POINTS:
         for metric in SCORES:
             np.testing.assert_allclose(again.accuracy(point, metric), was.accuracy(point, metric), atol=1e-6)

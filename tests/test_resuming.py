@@ -372,8 +372,8 @@ def test_other_data(cut: Path, make_federation: Callable[..., Federation], model
 def test_other_settings(cut: Path, federation: Federation, model: Model) -> None:
     path = cut / "config.toml"
     path.write_text(path.read_text().replace("rounds = 3", "rounds = 9"))
-    assert "config.toml, a topology's file or an object given is not what the run was begun with" in refused(
-        cut, federation, model
+    assert refused(cut, federation, model).endswith(
+        "config.toml, a topology's file or an object given is not what the run was begun with (rounds was 3, is 9)"
     )
     path.write_text(path.read_text().replace("rounds = 9", "rounds = 3").replace("workers = 0", "workers = 1"))
     fedc2i.resume(cut, federation, model)

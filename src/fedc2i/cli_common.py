@@ -74,4 +74,4 @@ def show(found: list[results.Result], folder: Path, json: bool) -> None:
         if matrix is not None:
             console.print(matrix)
     seconds = sum(one.seconds for one in found)
-    console.print(f"Run folder: {folder}   ({seconds:.0f} s)", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Run folder: {folder}   (rounds: {seconds:.0f} s)", highlight=False, markup=False, soft_wrap=True)

@@ -195,6 +195,8 @@ def parse_seeds(value: Any) -> tuple[int, ...]:
         if not all(end.isdecimal() and len(end) <= MOST_DIGITS for end in ends):
             raise UserError(f"seeds must be whole numbers such as 0,1,2 or 0-9, got '{one_line(part)}'")
         span = range(int(ends[0]), int(ends[1]) + 1)
+        if not span:
+            raise UserError(f"seeds: '{part}' counts down; write the smaller one first")
         if len(seeds) + len(span) > MOST_SEEDS:
             raise UserError(f"seeds: '{part}' makes more than {MOST_SEEDS} of them, which is surely a slip")
         seeds.extend(span)

@@ -102,6 +102,7 @@ class Begun:
         if now.settings != self.settings:
             raise UserError(
                 f"{folder}: config.toml, a topology's file or an object given is not what the run was begun with"
+                + _first_other(self.settings, now.settings)
             )
         if dict(now.data) != dict(self.data):
             other = [name for name in {**self.data, **now.data} if self.data.get(name) != now.data.get(name)]
@@ -113,6 +114,16 @@ class Begun:
                     f"{folder}: begun with {package} {was}, and here is {here}, which may give other numbers; "
                     f"go on with {package} {was}, or run it again (fedc2i run --config {folder / 'config.toml'})"
                 )
+
+
+def _first_other(was: str, now: str) -> str:
+    """The first setting that is another one, in brackets; empty where the texts cannot be read."""
+    try:
+        before, after = dict(json.loads(was)), dict(json.loads(now))
+    except (ValueError, TypeError, RecursionError):
+        return ""
+    other = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return "".join(f" ({n} was {one_line(before.get(n), 60)}, is {one_line(after.get(n), 60)})" for n in other[:1])
 
 
 class Keeper:

@@ -51,12 +51,13 @@ class _Finished(Result):
         return dict(self.written) or super().summary()
 
 
-def read_run(folder: Path) -> Result:
+def read_run(folder: Path | str) -> Result:
     """The run that lies in a folder; its data and models stay where they are.
 
     Raises:
         UserError: if it is not the folder of a finished run.
     """
+    folder = Path(folder)
     path = folder / "summary.json"
     if not path.is_file():
         raise UserError(f"{folder}: not the folder of a finished run; it has no summary.json")

@@ -223,7 +223,7 @@ def require(found: Sequence[DomainStatus], data_dir: Path | None) -> None:
         names = ", ".join(domain.client for domain in missing)
         raise UserError(
             f"{missing[0].source}: no data for {names} in '{data_root(data_dir)}' or the cache; "
-            "`fedc2i data ls` shows which files are accepted and who publishes them"
+            "name its folder with --data-dir or FEDC2I_DATA; `fedc2i data ls` shows which files are accepted"
         )
 
 
