@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,31 @@ def rendered(table: RichTable, width: int, **options: Any) -> str:
     console = Console(width=width, record=True, file=io.StringIO(), **options)
     console.print(table)
     return console.export_text(styles=bool(options))
+
+
+def attacked(result: Result, attack: str) -> Result:
+    return replace(result, config=replace(result.config, attack=attack))
+
+
+def test_notes_name_attackers_once() -> None:
+    first, second = two_methods()
+    assert not any("attack" in note for note in tables.comparison([first, second]).notes)
+    both = [attacked(first, "nan@a"), attacked(second, "nan@a")]
+    said = "Under attack: nan by a (seeds 0, 1); averages include the attackers."
+    assert [note for note in tables.comparison(both).notes if "attack" in note] == [said]
+    one = tables.comparison([first, both[1]]).notes
+    assert said.replace("attack:", f"attack ({second.label}):") in one
+    several = tables.comparison([attacked(first, "nan@a,b;scaled@b")]).notes
+    assert any("nan by a and b (seeds 0, 1); scaled:10 by b (seeds 0, 1); averages" in note for note in several)
+
+
+def test_notes_on_many_attackers_are_short() -> None:
+    federation = blank_federation(tuple(f"c{m:02}" for m in range(40)))
+    result = attacked(made_up(federation, {seed: [[1.0] * 40] for seed in range(9)}, method=FedAvg()), "nan@50%")
+    (said,) = (note for note in tables.comparison([result]).notes if "attack" in note)
+    assert said.count(" and 12 more (seed ") == 6
+    assert said.count(", c") == 6 * 7 + 5  # eight clients a draw, and the next draw after a comma
+    assert "and others in 3 more draws, see summary.json; averages" in said
 
 
 def two_methods(seeds: Sequence[int] = (0, 1)) -> list[Result]:

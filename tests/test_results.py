@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,31 @@ def test_further_averages_are_over_their_own_clients() -> None:
     assert list(scores) == ["a", "b", "c", "Avg", "Avg-2"]
     assert scores["Avg"].mean == pytest.approx(51.0)  # (50 + 51.333 + 51.667) / 3
     assert scores["Avg-2"] == Score(pytest.approx(76.5), pytest.approx(np.std([75.0, 77.0, 77.5], ddof=1)))
+
+
+def test_attackers_by_seed_and_kind() -> None:
+    result = made_up(AB, {0: [[1, 2]], 3: [[3, 4]]})
+    assert result.attackers == {}
+    assert not {"attack", "attackers"} & {*result.summary()}
+    text = "nan@b;scaled:2@a,b"
+    attacked = replace(result, config=replace(result.config, attack=text))
+    own = {"nan": ["b"], "scaled:2": ["a", "b"]}
+    assert attacked.attackers == {0: own, 3: own}
+    assert attacked.summary()["attack"] == text
+    assert attacked.summary()["attackers"] == {"0": own, "3": own}
+
+
+def test_seeds_without_a_usable_upload() -> None:
+    def unheard(*refused: tuple[str, ...], trained: tuple[str, ...] = ("a", "b")) -> tuple[int, ...]:
+        result = made_up(AB, {0: [[1, 2]] * 2, 1: [[1, 2]] * 2})
+        rounds = zip(result.rounds, refused, strict=True)
+        return replace(result, rounds=[replace(one, refused=own, participants=trained) for one, own in rounds]).unheard
+
+    assert unheard((), (), (), ()) == ()
+    assert unheard(("a",), ("b",), ("a", "b"), ("b",)) == ()
+    assert unheard(("a", "b"), ("b",), ("a", "b"), ("a", "b")) == (1,)
+    assert unheard(*[("b",)] * 4, trained=("b",)) == (0, 1)
+    assert unheard(*[()] * 4, trained=()) == ()  # who took part is not known
 
 
 def test_last_evaluated_round_counts() -> None:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 import fedc2i
+from fedc2i.cli_influence import show_check, verdict
 from fedc2i.data.federation import Federation
 from fedc2i.errors import UserError
 from fedc2i.models import Model
 from fedc2i.plans import prepare
-from fedc2i.retraining import Check, agree, agree_overall, check
+from fedc2i.retraining import Agreement, Check, agree, agree_overall, check
 from helpers import call, write_arrays
 
 SETTINGS = {"rounds": 2, "epochs": 1, "device": "cpu"}
@@ -131,6 +134,36 @@ def test_refusals(make_federation: Callable[..., Federation], model: Model) -> N
         check(plan("fedavg", (8, 8, 8, 8)), 1, (0,))
     with pytest.raises(UserError, match="rounds must be at least 1"):
         check(plan("fedc2i", (8, 8, 8, 8)), 0, (0,))
+
+
+def test_a_method_without_influence_is_refused_before_anything_is_trained(
+    tmp_path: Path, make_federation: Callable[..., Federation]
+) -> None:
+    data = write_arrays(tmp_path / "data", make_federation((8, 8, 8, 8)))
+    for plan in prepare(["local", "fedavg"], {**SETTINGS, "rounds": 1, "model": "lenet5"}, data):
+        plan.execute(tmp_path / plan.key)
+        answer = call("influence", "check", str(tmp_path / plan.key))
+        assert answer.code == 2
+        assert "measures no influence vector" in answer.err
+        assert "training with" not in answer.err
+
+
+@pytest.mark.parametrize(("p", "said"), [(0.0001, "p < 0.001"), (0.00099, "p < 0.001"), (0.001, "p = 0.001")])
+def test_a_small_p_is_not_nothing(p: float, said: str) -> None:
+    assert f"({said})" in verdict(Agreement(0.9, p, 5))
+    assert f"({said})" in verdict(Agreement(-0.9, p, 5))
+
+
+def test_the_table_has_no_p_of_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    count = 6
+    generator = np.random.default_rng(0)
+    influence = generator.random((count, count))
+    effects = np.where(np.eye(count) > 0, np.nan, influence)
+    found = Check(tuple("abcdef"), (0,), 1, influence, influence, {"received": effects, "trained": effects}, "test")
+    show_check(Console(file=sys.stdout, width=120), found, 1, tmp_path)
+    out = capsys.readouterr().out
+    assert "< 0.001" in out
+    assert "0.000" not in out
 
 
 def test_command(tmp_path: Path, make_federation: Callable[..., Federation]) -> None:

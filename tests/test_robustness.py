@@ -12,6 +12,7 @@ import torch
 
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Settings, federate
+from fedc2i.engine import attacks as engine
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.local import Local
@@ -87,9 +88,9 @@ def test_verdict_met() -> None:
     )
     assert all(said.targets.values())
     assert said.sentences == (
-        "On toy under nan at received: least is lost by FedC²I (-0.50 points); FedC²I -0.50, place 1 of 2; "
+        "On toy under nan at received: FedC²I changes most favourably (-0.50 points); FedC²I -0.50, place 1 of 2; "
         "below Local (51.00 %): FedAvg.",
-        "On toy under nan at trained: least is lost by FedC²I (+0.50 points); FedC²I +0.50, place 1 of 2; "
+        "On toy under nan at trained: FedC²I changes most favourably (+0.50 points); FedC²I +0.50, place 1 of 2; "
         "below Local (51.00 %): none.",
         "On toy FedC²I gives the attackers less than the equal share (20.0 %) under 1 of 1 attacks.",
         "Target, FedC²I gives attackers less than the equal share under every attack: met.",
@@ -99,17 +100,23 @@ def test_verdict_met() -> None:
 
 def test_verdict_missed() -> None:
     said = verdict(
-        found(measured("FedC²I", [74.0, 74.0], [50.0, 50.0], 0.2), measured("FedAvg", [70.0, 72.0], [80.0, 80.0])),
-        ["A trial."],
+        found(measured("FedC²I", [74.0, 74.0], [50.0, 50.0], 0.2), measured("FedAvg", [70.0, 72.0], [80.0, 80.0]))
     )
     assert list(said.targets.values()) == [False, False]
-    assert said.sentences[0] == "A trial."
-    assert said.sentences[2].startswith(
-        "On toy under nan at trained: least is lost by FedAvg (+0.00 points); FedC²I -33.00, place 2 of 2; below Local"
+    assert said.sentences[1].startswith(
+        "On toy under nan at trained: FedAvg changes most favourably (+0.00 points); FedC²I -33.00, place 2 of 2; "
     )
-    assert said.sentences[3].endswith("under 0 of 1 attacks, not under nan.")
-    assert said.sentences[4].endswith("equal share under every attack: missed (nan on toy).")
-    assert said.sentences[5].endswith("at both points: missed (nan on toy).")
+    assert said.sentences[2].endswith("under 0 of 1 attacks, not under nan.")
+    assert said.sentences[3].endswith("equal share under every attack: missed (nan on toy).")
+    assert said.sentences[4].endswith("at both points: missed (nan on toy).")
+
+
+def test_a_trial_meets_and_misses_no_target() -> None:
+    own = found(measured("FedC²I", [75.0, 75.0], [82.0, 84.0], 0.1), measured("FedAvg", [70.0, 72.0], [80.0, 80.0]))
+    said, real = verdict(own, ["A trial."]), verdict(own)
+    assert said.targets == {}
+    assert said.sentences == ("A trial.", *real.sentences[:3])
+    assert "FedAvg and FedC²I change most favourably (+0.00 points)" in said.sentences[1]
 
 
 def test_what_the_server_leaves_out_is_no_merit_of_the_weights() -> None:
@@ -132,6 +139,7 @@ def test_tables(tmp_path: Path) -> None:
     assert "- Attackers on toy: b." in shown
     assert "- A note." in shown
     lost = (tmp_path / "robustness-toy-lost.md").read_text(encoding="utf-8")
+    assert lost.startswith("**Change of honest clients' accuracy on toy under attack (points), 2 seeds")
     assert "| FedAvg | received | -26.00 ± 5.66 |" in lost
     assert "| FedC²I | trained * | **+0.50 ± 0.71** |" in lost
     assert "Local |" not in lost
@@ -160,6 +168,10 @@ def ask(data: str, out: Path, *more: str) -> Answer:
     )
 
 
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
+
+
 def test_the_whole_command(toy: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     answer = ask(toy, out)
@@ -171,6 +183,12 @@ def test_the_whole_command(toy: str, tmp_path: Path) -> None:
     assert said["folder"] == str(folder)
     assert "7 runs to go" in answer.err  # local once, two methods three times
     assert "uploads left out: b 1" in answer.err
+    lines = [line for line in answer.err.splitlines() if ", attack " in line or line.startswith("[")]
+    assert [line if ", attack " in line else line[:5] for line in lines] == [
+        *(f"{toy}, attack none", "[1/7]", "[2/7]", "[3/7]"),
+        *(f"{toy}, attack label-flip", "[4/7]", "[5/7]"),
+        *(f"{toy}, attack nan", "[6/7]", "[7/7]"),
+    ]
     assert len([path for path in (out / "runs").iterdir() if (path / "summary.json").is_file()]) == 7
     assert not list(out.rglob("*.safetensors"))
     refused = [json.loads(path.read_text(encoding="utf-8"))["refused_uploads"] for path in out.rglob("summary.json")]
@@ -184,6 +202,43 @@ def test_the_whole_command(toy: str, tmp_path: Path) -> None:
     again = ask(toy, out)
     assert "0 runs to go" in again.err
     assert {name: (folder / name).read_bytes() for name in said["files"]} == before
+
+
+def test_the_command_shows_its_tables(toy: str, tmp_path: Path) -> None:
+    wanted = ("--data", toy, "--seeds", "0", "--methods", "fedc2i", "--attacks", "free-rider", *QUICK)
+    answer = call("robustness", *wanted, "--out", str(tmp_path / "out"))
+    assert answer.code == 0, answer.err
+    assert "under attack: test accuracy (%), 1 seed" in unwrapped(answer.out)
+    assert "give to attackers (%), 1 seed" in unwrapped(answer.out)
+    assert [line.split()[:2] for line in answer.out.splitlines() if line.startswith("  FedC²I ")] == [
+        ["FedC²I", "received"],
+        ["FedC²I", "trained"],
+        ["FedC²I", "of"],
+        ["FedC²I", "of"],
+    ]
+    assert answer.out.splitlines()[-1].endswith("-weights.tex")
+
+
+def test_drawn_attackers_are_named(toy: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    wanted = ("--data", toy, "--seeds", "0,1", "--rounds", "1", "--device", "cpu", "--out", str(out))
+    answer = call("run", "fedavg", *wanted, "--attack", "sign-flip@25%")
+    assert answer.code == 0, answer.err
+    drawn = [next(iter(engine.parse("sign-flip@25%", "abcd", seed))) for seed in (0, 1)]
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert summary["attack"] == "sign-flip@25%"
+    assert summary["attackers"] == {str(seed): {"sign-flip": [drawn[seed]]} for seed in (0, 1)}
+    who = f"{drawn[0]} (seed 0), {drawn[1]} (seed 1)" if drawn[0] != drawn[1] else f"{drawn[0]} (seeds 0, 1)"
+    assert f"Under attack: sign-flip by {who}; averages include the attackers." in unwrapped(answer.out)
+    assert "usable" not in answer.out
+
+
+def test_a_run_in_which_no_upload_was_usable_says_so(toy: str, tmp_path: Path) -> None:
+    wanted = ("--data", toy, "--rounds", "2", "--device", "cpu", "--out", str(tmp_path / "out"))
+    answer = call("run", "fedavg", *wanted, "--attack", "nan@100%")
+    assert answer.code == 0, answer.err
+    said = "FedAvg: no upload of any client was ever usable (seed 0); nobody learned from anyone else."
+    assert said in unwrapped(answer.out)
 
 
 def test_honest_clients_of_local_training_are_never_touched(model: Model, federation: Federation) -> None:

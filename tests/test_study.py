@@ -501,7 +501,7 @@ def test_interrupted_study_keeps_what_it_has(data: Path, tmp_path: Path, monkeyp
         (("--tuning-seeds", "100,100"), "--tuning-seeds must be different whole numbers"),
         (("--tuning-seeds", "x"), "--tuning-seeds: seeds must be whole numbers"),
         (("--tuning-seeds", ""), "--tuning-seeds: seeds must be whole numbers"),
-        (("--tuning-seeds", "102-100"), "--tuning-seeds must be different whole numbers, at least one"),
+        (("--tuning-seeds", "102-100"), "--tuning-seeds: seeds: '102-100' counts down"),
         (("--seeds", "0,0"), "seeds must be different"),
         (("--seeds", "x"), "seeds must be whole numbers"),
         (("--rounds", "0"), "rounds"),

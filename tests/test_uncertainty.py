@@ -204,6 +204,27 @@ def test_command_shows_marks_and_writes_the_file(run_folder: Path) -> None:
     assert as_json == written  # the draws are the same every time
 
 
+def test_what_is_fixed_is_not_counted(tmp_path: Path, make_federation: Callable[..., Federation]) -> None:
+    """With own_weight=equal a client's own λ is 1/3 for all samples, and 6 of 9 are measured."""
+    data = write_arrays(tmp_path / "data", make_federation((20, 20, 20)))
+    settings = {"rounds": 1, "epochs": 1, "model": "lenet5", "device": "cpu"}
+    (plan,) = prepare(["fedc2i:own_weight=equal"], settings, data)
+    plan.execute(tmp_path / "run")
+    found = intervals(tmp_path / "run", draws=20)
+    assert torch.equal(found.fixed(), torch.eye(3, dtype=torch.bool))
+    answer = call("influence", "show", str(tmp_path / "run"), "--draws", "20")
+    told = int(found.differs().sum())
+    assert f"{told} of 6 influences differ" in answer.out
+    assert "about 0 of 6 would" in answer.out
+    assert "Not counted: 3" in answer.out
+    assert len([line for line in answer.out.splitlines() if line.split()[-1:] == ["fixed"]]) == 3
+
+
+def test_what_was_measured_is_counted(run_folder: Path) -> None:
+    assert not intervals(run_folder, draws=20).fixed().any()
+    assert " of 9 influences differ" in call("influence", "show", str(run_folder), "--draws", "20").out
+
+
 def test_one_client_alone(run_folder: Path) -> None:
     answer = call("influence", "show", str(run_folder), "--draws", "20", "--client", "b")
     assert "helps b" in answer.out

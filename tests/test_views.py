@@ -168,6 +168,14 @@ def test_comparison_is_one_table() -> None:
     assert _Cells(Comparison()._repr_html_()).tables == []
 
 
+def test_bold_is_the_best_of_one_point_and_nothing_of_one_run() -> None:
+    both = Comparison([two_seeds(lift=30), two_seeds(method=FedAvg(), lift=-5)])  # received is the same
+    rows = both._repr_html_().split("<tr>")[2:6]
+    bold = [re.findall(r"font-weight:bold\">([\d.]+)", row) for row in rows]
+    assert bold == [["40.00", "60.00", "50.00"], ["70.00", "90.00", "80.00"], ["40.00", "60.00", "50.00"], []]
+    assert "font-weight:bold" not in two_seeds()._repr_html_()
+
+
 def test_results_that_do_not_belong_together_stay_apart() -> None:
     mixed = Comparison([two_seeds(), made_up(blank_federation(("x",)), {0: [[1]]}, method=FedAvg())])
     assert len(_Cells(mixed._repr_html_()).tables) == 3
@@ -235,6 +243,18 @@ def test_influence_of_a_client_by_class() -> None:
         result.plot_influence(client="c")
     with pytest.raises(UserError, match="measured no influence vector"):
         result.plot_influence()
+
+
+def test_influence_that_is_kept_of_the_last_round_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    cube = np.arange(12).reshape(2, 2, 3) / 12
+    result = made_up(AB, {0: [[1, 2]] * 3}, influence={"influence_matrix": {0: [cube] * 3}})
+    for module in ("fedc2i.results", "fedc2i.report.html.packing"):
+        monkeypatch.setattr(f"{module}.LARGE", cube.nbytes - 1)
+    result.rounds[:2] = [replace(own, influence={}) for own in result.rounds[:2]]
+    assert "round 3" in result.plot_influence(client="a").get_title()
+    np.testing.assert_allclose(result.plot_influence(3, client="b").images[0].get_array(), cube[1])
+    with pytest.raises(UserError, match="round must be a whole number from 3 to 3, got 1"):
+        result.plot_influence(1, client="a")
 
 
 @pytest.mark.parametrize(

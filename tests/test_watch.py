@@ -18,10 +18,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import fedc2i.watch
 from fedc2i import journal
 from fedc2i.data.federation import Federation
 from fedc2i.errors import UserError
 from fedc2i.following import Follower
+from fedc2i.keeping import Begun, Keeper, is_locked, locked
 from fedc2i.models import Model
 from fedc2i.plans import prepare
 from fedc2i.results import Result
@@ -164,7 +166,7 @@ def test_picture_has_curves_values_and_influence(tmp_path: Path, finished: Resul
     begun(tmp_path, finished, 3)
     state = Follower(tmp_path).read()
     text = shown(state)
-    assert "fedc2i on toy, seeds 0, 1: round 3 of 4" in text
+    assert "FedC²I on toy, seeds 0, 1: round 3 of 4" in text
     for name in ("a", "b", "c"):
         line = next(line for line in text.splitlines() if line.split()[:1] == [name])
         assert sum(letter in BARS for letter in line) == 6  # three rounds, two points
@@ -213,18 +215,20 @@ def test_a_finished_run_is_printed_once(tmp_path: Path, finished: Result) -> Non
 
 WRITER = """
 import sys
-from pathlib import Path
-from fedc2i.plans import prepare
-settings = {"rounds": 6, "epochs": 1, "device": "cpu", "model": "lenet5", "executor": "looped"}
-(plan,) = prepare(["fedc2i"], settings, sys.argv[1])
-plan.execute(Path(sys.argv[2]))
+import fedc2i
+data, out, rounds, *wanted = sys.argv[1:]
+settings = {"rounds": int(rounds), "epochs": 1, "device": "cpu", "model": "lenet5", "executor": "looped"}
+if len(wanted) > 1:
+    fedc2i.compare(wanted, data, out=out, **settings)
+else:
+    fedc2i.run(wanted[0], data, out=out, **settings)
 """
 
 
 def test_two_processes(tmp_path: Path, make_federation: Callable[..., Federation]) -> None:
     """One computes, the other watches through a pipe from before the first round to the end."""
     data = write_arrays(tmp_path / "data", make_federation((40, 40, 40)))
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, data, str(tmp_path / "run")])
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, data, str(tmp_path / "run"), "6", "fedc2i"])
     try:
         while not (tmp_path / "run" / "config.toml").is_file():
             assert writer.poll() is None
@@ -234,8 +238,9 @@ def test_two_processes(tmp_path: Path, make_federation: Callable[..., Federation
     finally:
         assert writer.wait(120) == 0
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    told = [line for line in lines if "round" in line and "fedc2i on arrays" in line]
+    told = [line for line in lines if "round" in line and "FedC²I on arrays" in line]
     assert told, lines
+    assert not any("fedc2i on arrays" in line or "nobody" in line for line in lines)
     assert "round 6 of 6, finished" in "\n".join(lines)
     assert any("who helps whom" in line for line in lines)
 
@@ -286,3 +291,127 @@ def test_ctrl_c_ends_watching_and_nothing_else(tmp_path: Path, finished: Result)
     assert "Traceback" not in err
     assert "the run goes on" in out
     assert watching.returncode == 0
+
+
+def cut_off(folder: Path, data: str, *wanted: str, after: str) -> None:
+    """A run of many rounds that is killed when a certain file is there."""
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, data, str(folder), "5000", *wanted])
+    try:
+        while not (folder / after).is_file():
+            assert writer.poll() is None
+            time.sleep(0.01)
+        assert is_locked(folder)
+        assert not Follower((folder / after).parents[2], comparison=folder).read().cut_off
+    finally:
+        writer.kill()
+        writer.wait(60)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks")
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_that_was_killed_is_not_waited_for(
+    tmp_path: Path,
+    make_federation: Callable[..., Federation],
+    terminal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fedc2i.watch, "GRACE", 0.5)
+    folder = tmp_path / "a run"
+    cut_off(
+        folder, write_arrays(tmp_path / "data", make_federation((8, 8))), "fedc2i", after="rounds/seed0/round000001.npz"
+    )
+    assert not is_locked(folder)
+    answer = call("watch", str(folder), "--once")
+    assert answer.code == 0
+    assert f"nobody is working on it; `fedc2i resume '{folder}'` goes on" in answer.out
+    assert " left" not in answer.out
+    console = Console(file=io.StringIO(), width=100, force_terminal=terminal)
+    watch(folder, console, every=0.05)
+    assert console.file.getvalue().count("goes on") == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks")
+def test_a_comparison_that_was_killed_is_not_waited_for(
+    tmp_path: Path, make_federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedc2i.watch, "GRACE", 0.5)
+    folder, data = tmp_path / "both", write_arrays(tmp_path / "data", make_federation((8, 8)))
+    cut_off(folder, data, "local", "fedc2i", after="local/rounds/seed0/round000001.npz")
+    for once in (False, True):
+        console = Console(file=io.StringIO(), width=100)
+        watch(folder, console, every=0.05, once=once)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert text.count(f"`fedc2i resume {folder}` goes on") == 1
+    with locked(folder):  # somebody goes on with the whole, and has not come to this run yet
+        assert not Follower(folder / "local", comparison=folder).read().cut_off
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks")
+def test_only_a_run_in_one_process_is_judged(tmp_path: Path, finished: Result) -> None:
+    """One over real sites has no lock; one that is begun here has, and one that goes on has it again."""
+    begun(tmp_path, finished, 2)
+    assert not Follower(tmp_path).read().cut_off  # nothing says that it was begun in one process
+    Keeper(tmp_path, 1).begin(Begun.of(finished.config, finished.federation, (), ()))
+    follower = Follower(tmp_path)
+    assert follower.read().cut_off
+    assert "round 2 of 4, nobody is working on it" in shown(follower.read())
+    with locked(tmp_path):
+        assert not follower.read().cut_off
+    RunFolder(tmp_path, finished.federation.names).begin(replace(finished.config, engine="flower"))
+    assert not Follower(tmp_path).read().cut_off
+
+
+def test_somebody_who_starts_in_the_grace_is_waited_for(
+    tmp_path: Path, finished: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fedc2i.watch, "GRACE", 2.0)
+    files = begun(tmp_path, finished, 2)
+    Keeper(tmp_path, 1).begin(Begun.of(finished.config, finished.federation, (), ()))
+    for path in tmp_path.rglob("*"):
+        os.utime(path, (1000.0, 1000.0))
+
+    def go_on() -> None:
+        time.sleep(0.3)
+        with locked(tmp_path):
+            time.sleep(2.5)
+            files.finish(finished)
+
+    working = threading.Thread(target=go_on)
+    working.start()
+    console = Console(file=io.StringIO(), width=100)
+    watch(tmp_path, console, every=0.02)
+    working.join()
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "finished" in text
+    assert "goes on" not in text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks")
+def test_asking_for_the_lock_keeps_nobody_from_it(tmp_path: Path) -> None:
+    """Who asks holds it for a moment; one that is held longer is somebody's at work."""
+    import fcntl
+
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    asked = threading.Timer(0.02, os.close, [descriptor])
+    asked.start()
+    with locked(tmp_path):
+        assert is_locked(tmp_path)
+        with pytest.raises(UserError, match="another process is at work"), locked(tmp_path):
+            pass
+    asked.join()
+    assert not is_locked(tmp_path)
+    assert is_locked(tmp_path / "not there")  # nobody can know
+
+
+def test_a_run_keeps_the_name_it_was_shown_by(tmp_path: Path, finished: Result) -> None:
+    files = begun(tmp_path, finished, 2)
+    RunFolder(tmp_path, finished.federation.names).begin(
+        replace(finished.config, options={**finished.config.options, "gamma": 2.0, "own_weight": "equal"})
+    )
+    follower = Follower(tmp_path)
+    assert follower.read().title == "FedC²I (gamma=2.0, own_weight=equal) on toy"
+    files.begin(finished.config)
+    files.finish(finished)
+    assert follower.read().title == "FedC²I (gamma=2.0, own_weight=equal) on toy"
+    assert Follower(tmp_path).read().title == "FedC²I on toy"

@@ -17,6 +17,7 @@ from fedc2i.config import parse_seeds
 from fedc2i.engine.rounds import POINTS
 from fedc2i.errors import UserError
 from fedc2i.intervals import FILE, Influence, intervals
+from fedc2i.readback import read_run
 from fedc2i.reopening import reopen
 from fedc2i.retraining import Agreement, Check
 from fedc2i.retraining import check as retrain
@@ -56,16 +57,29 @@ def show(
     for m in range(len(found.clients)) if client is None else [found.clients.index(client)]:
         console.print(_title(found, m), style="bold", highlight=False, markup=False, soft_wrap=True)
         console.print(_helpers(found, m))
-    told = found.differs().sum().item() if found.vector is not None else 0
-    of = len(found.clients) ** 2
     lines = [
-        f"{told} of {of} influences differ from the equal share at {100 * level:g} %; by chance about "
-        f"{(1 - level) * of:.0f} of {of} would, if all were equal.",
+        *_count(found),
         *found.notes,
         f"Written to {folder / FILE}",
     ]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _count(found: Influence) -> list[str]:
+    """How many influences differ, of those that could."""
+    if found.vector is None:
+        return []
+    fixed = found.fixed()
+    told = int((found.differs() & ~fixed).sum())
+    of = int((found.vector.estimate.isfinite() & ~fixed).sum())
+    lines = [
+        f"{told} of {of} influences differ from the equal share at {100 * found.level:g} %; by chance about "
+        f"{(1 - found.level) * of:.0f} of {of} would, if all were equal."
+    ]
+    if fixed.any():
+        lines.append(f"Not counted: {int(fixed.sum())} that are the equal share whatever the samples say (fixed).")
+    return lines
 
 
 def _title(found: Influence, m: int) -> str:
@@ -83,12 +97,12 @@ def _helpers(found: Influence, m: int) -> Table:
     table.add_column("")
     if found.vector is None:
         return table
-    differs = found.differs()[m].tolist()
+    differs, fixed = found.differs()[m].tolist(), found.fixed()[m].tolist()
     columns = [getattr(found.vector, end)[m].tolist() for end in ("estimate", "low", "high")]
     order = sorted(range(len(found.clients)), key=lambda i: -columns[0][i] if math.isfinite(columns[0][i]) else 1)
     for i in order[:MOST_HELPERS]:
         estimate, low, high = (column[i] for column in columns)
-        mark = "not received" if math.isnan(estimate) else "" if differs[i] else "≈ equal"
+        mark = "fixed" if fixed[i] else "not received" if math.isnan(estimate) else "" if differs[i] else "≈ equal"
         more = "more" if estimate > float(found.share[m]) else "less"
         style = "dim" if mark else "green" if more == "more" else ""
         cells = (found.clients[i] + (" (own)" if i == m else ""), f"{estimate:.3f}", f"{low:.3f} .. {high:.3f}")
@@ -117,6 +131,9 @@ def check(
     Takes as long as one run for each client and one more. Prints the rank correlation of λ and the rise of the loss on
     data that nobody trained on, for every client and over all.
     """
+    run = read_run(folder)
+    if not run.influence("influence_vector").size:
+        raise UserError(f"{folder}: {run.label} measures no influence vector to compare with retraining")
     plan = reopen(folder, data_dir=data_dir)
     wanted = rounds if rounds is not None else min(int(plan.config.rounds or 1), MOST_ROUNDS)
     console = Console(stderr=True)
@@ -130,10 +147,11 @@ def check(
     if json:
         print(to_json(found.to_json()), end="")
         return
-    _show_check(_console(), found, int(plan.config.rounds or 1), folder)
+    show_check(_console(), found, int(plan.config.rounds or 1), folder)
 
 
-def _show_check(console: Console, found: Check, of_run: int, folder: Path) -> None:
+def show_check(console: Console, found: Check, of_run: int, folder: Path) -> None:
+    """Prints the correlations of every client and over all, and what they mean."""
     seeds = ", ".join(map(str, found.seeds))
     title = f"Influence against retraining without each client: {found.rounds} rounds, seed {seeds}"
     console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
@@ -156,7 +174,7 @@ def _show_check(console: Console, found: Check, of_run: int, folder: Path) -> No
         f"p: share of all orders of the {others} others with a ρ as far from 0; the smallest possible is "
         f"{2 / math.factorial(others):.2g} for one client"
         + ("." if others > 3 else ", so only the last row can tell."),
-        *(f"{point}: {_verdict(own)}" for point, own in overall.items()),
+        *(f"{point}: {verdict(own)}" for point, own in overall.items()),
     ]
     if found.rounds != of_run:
         lines.append(f"The run itself had {of_run} rounds; λ here is of {found.rounds}.")
@@ -166,18 +184,22 @@ def _show_check(console: Console, found: Check, of_run: int, folder: Path) -> No
 
 
 def _cells(own: Agreement) -> tuple[str, str]:
-    return ("-", "-") if math.isnan(own.rho) else (f"{own.rho:+.2f}", f"{own.p:.3f}")
+    return ("-", "-") if math.isnan(own.rho) else (f"{own.rho:+.2f}", _p(own.p).removeprefix("= "))
 
 
-def _verdict(own: Agreement) -> str:
+def _p(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
+def verdict(own: Agreement) -> str:
     """In words, whatever it is."""
     if math.isnan(own.rho):
         return "no ranking to compare"
     if own.p > 0.05:
         return f"mean ρ {own.rho:+.2f}; chance alone is as far from 0 in {100 * own.p:.0f} % of cases: no firm evidence"
     if own.rho < 0:
-        return f"mean ρ {own.rho:+.2f} (p = {own.p:.3f}): λ ranks clients against what retraining finds"
-    return f"mean ρ {own.rho:+.2f} (p = {own.p:.3f}): λ ranks clients as retraining does, more than by chance"
+        return f"mean ρ {own.rho:+.2f} (p {_p(own.p)}): λ ranks clients against what retraining finds"
+    return f"mean ρ {own.rho:+.2f} (p {_p(own.p)}): λ ranks clients as retraining does, more than by chance"
 
 
 def _console() -> Console:

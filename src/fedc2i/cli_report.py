@@ -35,19 +35,21 @@ def report(
     Several runs over the same clients stand side by side. The page asks no server for anything.
     """
     from fedc2i.report import html
+    from fedc2i.report.html.compare import told_apart
     from fedc2i.report.html.story import influence_story, verdict
 
     found = [run for folder in folders for run in runs_below(folder)]
-    results = [read_run(run) for run in found]
+    results = told_apart([read_run(run) for run in found], found)
     page = html.write(results, out, folders=found, with_samples=samples)
     said = verdict(results)
+    words = [said.headline, *said.caveats, *said.sentences]
     if json:
         lines = [influence_story(one).headline for one in results]
         answer = {"page": str(page), "bytes": page.stat().st_size, "runs": list(map(str, found))}
-        print(to_json({**answer, "verdict": [said.headline, *said.sentences], "influence": lines}), end="")
+        print(to_json({**answer, "verdict": words, "influence": lines}), end="")
         return
     console = Console(soft_wrap=True)
-    for line in (said.headline, *said.sentences, f"Page: {page}   ({page.stat().st_size / 1e6:.1f} MB)"):
+    for line in (*words, f"Page: {page}   ({page.stat().st_size / 1e6:.1f} MB)"):
         console.print(line, highlight=False, markup=False)
 
 

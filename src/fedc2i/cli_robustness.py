@@ -52,14 +52,20 @@ def robustness(
         for name in work.data:
             rows = {}
             for attack in work.attacks:
-                view.say(f"{name}, attack {attack}")
+                view.heading(f"{name}, attack {attack}")
                 rows[attack] = work.compute(name, attack, view)
             found[name] = study.Attacked(rows, work.attackers[name])
     said = study.verdict(found, work.trial)
-    files = tables.write(folder, found, said, [SEEDS_NOTE, *work.notes])
+    notes = [SEEDS_NOTE, *work.notes]
+    files = tables.write(folder, found, said, notes)
     if json:
         answer = {"targets": dict(said.targets), "verdict": list(said.sentences)}
         print(to_json({"folder": str(folder), "files": files, "attackers": work.attackers, **answer}), end="")
         return
-    for line in (*(str(folder / file) for file in files), "", *said.sentences):
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 160)  # a file or a pipe has no width of its own
+    for table in tables.shown(found, notes):
+        console.print(table.to_rich(console.width))
+    for line in (*said.sentences, "", *(str(folder / file) for file in files)):
         print(line)

@@ -102,7 +102,7 @@ def many(
     found = {}
     with _begin(folder, work.left()) as view:
         for setting in work.settings:
-            view.say(str(setting))
+            view.heading(str(setting))
             found[setting] = work.compute(setting, view)
     said = crowd.verdict(found, work.trial)
     files = crowd_tables.write(folder, found, said, [*work.trial, SEEDS_NOTE, *work.notes])

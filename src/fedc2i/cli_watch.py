@@ -16,7 +16,8 @@ def watch(
 ) -> None:
     """Look at a run while another process computes it: accuracy, influence, time left.
 
-    It reads the run's files only. It ends when the run does, or with ctrl-c, which does nothing to the run.
+    It reads the run's files only. It ends when the run does or nobody works on it any more, or with
+    ctrl-c, which does nothing to the run.
     """
     from fedc2i import watch as picture
 

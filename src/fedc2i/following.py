@@ -19,9 +19,12 @@ from typing import Any
 import numpy as np
 
 from fedc2i import journal
-from fedc2i.config import read_toml
+from fedc2i.config import make, read_toml
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.errors import UserError
+from fedc2i.keeping import is_locked
+from fedc2i.plans import key_of, parse
+from fedc2i.plugins import is_plugin
 from fedc2i.readback import read_run
 
 RECENT = 10  # rounds that tell how long one takes
@@ -43,6 +46,7 @@ class State:
         seconds_left: None while nothing tells.
         silent_for: seconds since the run last wrote something.
         finished: whether it has ended.
+        cut_off: whether it has not, and nobody is working on it.
     """
 
     title: str
@@ -56,6 +60,7 @@ class State:
     seconds_left: float | None = None
     silent_for: float = 0.0
     finished: bool = False
+    cut_off: bool = False
 
     @property
     def round(self) -> int:
@@ -73,18 +78,25 @@ class State:
 class Follower:
     """Reads a run folder again and again, each time only what is new."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time, comparison: Path | None = None) -> None:
         """Of a run that has begun.
+
+        Args:
+            folder: the run's.
+            clock: seconds, as files' times are counted.
+            comparison: the folder of the comparison it is part of.
 
         Raises:
             UserError: if it is not a run folder.
         """
         if not (folder / "config.toml").is_file():
             raise UserError(f"{folder}: has no config.toml, so it is not a run folder, or the run has not begun")
-        self._folder, self._clock = folder, clock
+        self._folder, self._clock, self._whole = folder, clock, comparison or folder
         settings = read_toml(folder / "config.toml")
         rounds, seeds = settings.get("rounds"), settings.get("seeds", [0])
-        said = f"{settings.get('method', 'a run')} on {settings.get('data', 'data')}"
+        said = f"{_label(settings)} on {settings.get('data', 'data')}"
+        self._keeps_lock = settings.get("engine", "inprocess") == "inprocess"  # others are resumed by other commands
+        self._is_named = False
         self._state = State(said, tuple(seeds), rounds if isinstance(rounds, int) else None)
         self._offset, self._inode = 0, 0
         self._seen: dict[Path, float] = {}  # reports that were read, and when they were written
@@ -92,15 +104,18 @@ class Follower:
     def read(self) -> State:
         """The run as it is now."""
         state = self._state
+        nobody = self._keeps_lock and not is_locked(self._folder) and not is_locked(self._whole)
         if (self._folder / "summary.json").is_file():
             self._read_finished()
             return state
+        state.cut_off = nobody and (self._folder / "checkpoints" / "begun.json").is_file()  # gone: it ended just now
+        self._is_named = True
         self._read_metrics()
         self._read_reports()
         now = self._clock()
         last = max([_written(self._folder / "config.toml"), _written(self._folder / "metrics.jsonl"), *self._times()])
         state.silent_for = max(0.0, now - last)
-        state.seconds_left = self._left(now, last)
+        state.seconds_left = None if state.cut_off else self._left(now, last)
         return state
 
     def _read_metrics(self) -> None:
@@ -161,7 +176,9 @@ class Follower:
 
     def _read_finished(self) -> None:
         result, state = read_run(self._folder), self._state
-        state.title, state.clients = f"{result.label} on {result.config.data}", list(result.federation.names)
+        if not self._is_named:  # else it keeps the name it was shown by
+            state.title = f"{result.label} on {result.config.data}"
+        state.clients, state.cut_off = list(result.federation.names), False
         state.accuracy, state.done = {}, {}
         for report in result.rounds:
             state.done[report.seed] = report.round
@@ -192,6 +209,20 @@ class Follower:
         began = _written(self._folder / "config.toml")
         each = statistics.median(gaps) if gaps else (last - began) / state.round
         return max(0.0, each * (state.rounds - state.round) - (now - last))
+
+
+def _label(settings: dict[str, Any]) -> str:
+    """The method as tables call it; one of the user's own as it was typed, for nothing of it is imported here."""
+    typed = str(settings.get("method", "a run"))
+    try:
+        if is_plugin(typed):
+            return typed
+        kind, name, _ = parse(typed)
+        method = kind(**make(kind, {**settings, "method": name}).options)
+    except (UserError, TypeError, ValueError):
+        return typed
+    said = key_of(method).removeprefix(kind.name).removeprefix(":")
+    return f"{kind.title} ({said.replace(',', ', ')})" if said else kind.title
 
 
 def _written(path: Path) -> float:

@@ -78,6 +78,14 @@ class Influence:
         own: Interval = getattr(self, name)
         return own.differs(self.share.reshape(-1, *[1] * (own.estimate.ndim - 1)))
 
+    def fixed(self) -> Tensor:
+        """Where λ is the equal share whatever the samples, as a client's own is with ``own_weight=equal``."""
+        if self.vector is None:
+            return torch.zeros(len(self.clients), len(self.clients), dtype=torch.bool)
+        share = self.share[:, None].expand_as(self.vector.estimate)
+        ends = [getattr(self.vector, end) for end in _ENDS]
+        return torch.stack([torch.isclose(end, share, rtol=1e-6, atol=0) for end in ends]).all(0)
+
     def to_json(self) -> dict[str, Any]:
         """As the module's beginning says."""
         plain: dict[str, Any] = {"version": 1, **vars(self), "share": self.share.tolist()}

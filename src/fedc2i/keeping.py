@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -214,11 +215,37 @@ def locked(folder: Path) -> Iterator[None]:
     with writing(folder):
         descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise UserError(f"{folder}: another process is at work on this run; wait for it or end it") from None
-        yield  # a file system without locks goes without
+        for more in (True, True, False):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    break  # a file system without locks goes without
+                if not more:
+                    raise UserError(
+                        f"{folder}: another process is at work on this run; wait for it or end it"
+                    ) from None
+                time.sleep(0.05)  # it may be `is_locked` of another process, which holds it for a moment
+        yield
     finally:
         os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process is at work in a run folder, see `locked`; true where that cannot be known."""
+    if os.name != "posix":
+        return True
+    import fcntl
+
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as `locked` does: where it cannot, nor can this
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -85,6 +85,17 @@ class ProgressView:
         """A line of an engine, e.g. of a site that is missing."""
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
+    def heading(self, line: str) -> None:
+        """A line above the runs to come and below those that ended, whose bars stay above it."""
+        self._close()
+        if not self._live.disable and self._live.tasks:
+            ended = self._live.make_tasks_table(self._live.tasks)
+            for task in self._live.task_ids:
+                self._live.remove_task(task)
+            self._live.refresh()
+            self._console.print(ended)
+        self.say(line)
+
     def _accuracy(self) -> str:
         if not self._last:
             return ""

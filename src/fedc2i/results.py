@@ -14,7 +14,7 @@ import numpy as np
 
 from fedc2i.config import Config
 from fedc2i.data.federation import Federation
-from fedc2i.engine import Outcome, Round
+from fedc2i.engine import Outcome, Round, attacks
 from fedc2i.engine.reporting import LARGE
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.methods.base import Method
@@ -155,6 +155,24 @@ class Result:
         """How many uploads were left out, by client."""
         return dict(Counter(name for report in self.rounds for name in report.refused))
 
+    @property
+    def attackers(self) -> dict[int, dict[str, list[str]]]:
+        """Who attacked, by seed and by attack; empty without one."""
+        if not self.config.attack:
+            return {}
+        names = self.federation.names
+        return {seed: attacks.by_kind(self.config.attack, names, seed) for seed in self.config.seeds}
+
+    @property
+    def unheard(self) -> tuple[int, ...]:
+        """Seeds in which every upload of every round was left out; a run read from its folder no longer knows."""
+        heard = {
+            report.seed
+            for report in self.rounds
+            if not report.participants or not {*report.participants} <= {*report.refused}
+        }
+        return tuple(seed for seed in self.config.seeds if self.rounds and seed not in heard)
+
     def to_pandas(self) -> Any:
         """Every metric of every scored round as a pandas table: seed, round, client, point, metric, value.
 
@@ -237,6 +255,7 @@ class Result:
                 for report in self.rounds
                 if report.refused
             ],
+            **self._attack(),
             "privacy": None if (spent := self.privacy) is None else spent.to_json(),
             "refused_uploads": self.refused,
             "notes": list(self.federation.notes),
@@ -244,6 +263,11 @@ class Result:
             "versions": versions(),
             "device": str(self.config.torch_device()),
         }
+
+    def _attack(self) -> dict[str, Any]:
+        """Nothing without an attack."""
+        attackers = {str(seed): own for seed, own in self.attackers.items()}
+        return {"attack": self.config.attack, "attackers": attackers} if attackers else {}
 
     def _point(self, point: Point) -> dict[str, Any]:
         metrics = sorted({name for own in self.last(self.config.seeds[0]).metrics[point] for name in own})

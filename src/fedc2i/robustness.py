@@ -120,15 +120,15 @@ class Attacked:
 Found = Mapping[str, Attacked]  # by data set
 
 
-def verdict(found: Found, warnings: Sequence[str] = ()) -> Verdict:
-    """What the numbers say, for every data set.
+def verdict(found: Found, trial: Sequence[str] = ()) -> Verdict:
+    """What the numbers say, for every data set, after the warnings of a trial, which meets and misses no target.
 
-    By attack and point: which method loses least (local training aside, which has nothing to lose), and which methods
-    end below local training. Targets: FedC²I gives the attackers less than the equal share of its influence vector
-    under every attack whose uploads the server takes, on every data set; and at both points its honest clients lose no
-    more than FedAvg's under any attack. A difference of less than 1e-6 is none.
+    By attack and point: which method changes most favourably (local training aside, which nothing reaches), and which
+    methods end below local training. Targets: FedC²I gives the attackers less than the equal share of its influence
+    vector under every attack whose uploads the server takes, on every data set; and at both points its honest clients
+    lose no more than FedAvg's under any attack. A difference of less than 1e-6 is none.
     """
-    said, targets = [*warnings], dict[str, bool]()
+    said, targets = [*trial], dict[str, bool]()
     for data, own in found.items():
         for attack in own.attacks if {*own.rows[NONE]} - {FLOOR} else ():
             said += [_standing(data, own, attack, point) for point in POINTS]
@@ -146,7 +146,7 @@ def verdict(found: Found, warnings: Sequence[str] = ()) -> Verdict:
         ("FedC²I gives attackers less than the equal share under every attack", below),
         ("FedC²I's honest clients lose no more than FedAvg's under any attack, at both points", held),
     ):
-        if cases:
+        if cases and not trial:
             missed = [name for name, good in cases if not good]
             targets[what] = not missed
             said.append(f"Target, {what}: " + (f"missed ({', '.join(missed)})." if missed else "met."))
@@ -158,7 +158,8 @@ def _standing(data: str, own: Attacked, attack: str, point: Point) -> str:
     changes = {name: _of(own.lost(attack, name, point)) for name in rows}
     most = max(changes.values())
     best = [rows[name].label for name, change in changes.items() if change == most]
-    text = f"On {data} under {attack} at {point}: least is lost by {' and '.join(best)} ({most:+z.2f} points)"
+    change = "changes" if len(best) == 1 else "change"
+    text = f"On {data} under {attack} at {point}: {' and '.join(best)} {change} most favourably ({most:+z.2f} points)"
     if OURS in changes:
         better = sum(change > changes[OURS] for change in changes.values())
         text += f"; {rows[OURS].label} {changes[OURS]:+z.2f}, place {better + 1} of {len(rows)}"

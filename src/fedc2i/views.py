@@ -64,7 +64,7 @@ class Comparison(list[Result]):
         alike = len({(own.federation.names, own.config.seeds) for own in self}) == 1
         if not alike or not all(map(_is_scored, self)):
             return "".join(map(html, self)) or "<p>an empty comparison</p>"
-        return _html_table(_comparison(self), len(self[0].federation.names))
+        return _html_scores(self)
 
 
 def html(result: Result) -> str:
@@ -73,8 +73,7 @@ def html(result: Result) -> str:
         return f"<p>{escape(repr(result))}</p>"
     cost = f"{result.seconds:.1f} s; a client sends {_kilobytes(result.bytes_up)} a round and receives "
     cost += _kilobytes(result.bytes_down)
-    scores = _html_table(_comparison([result]), len(result.federation.names))
-    return f'{scores}<p style="{_NOTE}">{cost}</p>{_html_influence(result)}'
+    return f'{_html_scores([result])}<p style="{_NOTE}">{cost}</p>{_html_influence(result)}'
 
 
 def to_pandas(result: Result) -> Any:
@@ -109,6 +108,7 @@ def plot_accuracy(result: Result, point: Point | None, seed: int | None, ax: Axe
 def plot_influence(result: Result, round: int | None, seed: int | None, client: str | None, ax: Axes | None) -> Axes:
     """Influence as a heat map; see `Result.plot_influence`."""
     from fedc2i.report import figures
+    from fedc2i.report.html.packing import influence_rounds
 
     own, names, classes = _of_seed(result, seed), result.federation.names, result.federation.classes
     if client is not None and client not in names:
@@ -117,10 +117,12 @@ def plot_influence(result: Result, round: int | None, seed: int | None, client: 
     every = figures.mean_over_seeds(own, kind)
     if not every.size:
         raise UserError(f"{result.label} measured no {kind.replace('_', ' ')}; methods such as fedc2i do")
-    number = len(every) if round is None else round
-    if type(number) is not int or not 1 <= number <= len(every):
-        raise UserError(f"round must be a whole number from 1 to {len(every)}, got {number}")
-    values = every[number - 1] if client is None else every[number - 1, names.index(client)]
+    numbers = influence_rounds(own, kind)[: len(every)]
+    first, last = numbers[0], numbers[-1]
+    number = last if round is None else round
+    if type(number) is not int or not first <= number <= last:
+        raise UserError(f"round must be a whole number from {first} to {last}, got {number}")
+    values = every[number - first] if client is None else every[number - first, names.index(client)]
     if not np.isfinite(values).any():
         raise UserError(f"nothing was measured in round {number}")
     side = min(max(3.2, 0.62 * len(names)), 8)
@@ -156,6 +158,13 @@ def _comparison(results: Sequence[Result]) -> Table:
     if len({(own.federation.names, own.config.seeds) for own in results}) > 1:
         raise UserError("results of different clients or seeds do not go into one table")
     return tables.comparison(results)
+
+
+def _html_scores(results: Sequence[Result]) -> str:
+    """The best of each point in bold, if there are several to choose from."""
+    from fedc2i.report.html.compare import best_of_each_point
+
+    return _html_table(best_of_each_point(_comparison(results), results), len(results[0].federation.names))
 
 
 def _html_table(table: Table, clients: int) -> str:

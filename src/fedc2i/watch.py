@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,17 +21,19 @@ from rich.text import Text
 from fedc2i.engine.rounds import POINTS
 from fedc2i.errors import UserError
 from fedc2i.following import Follower, State
+from fedc2i.keeping import is_locked
 from fedc2i.progress import left_out
 
 BARS = "▁▂▃▄▅▆▇█"
 MOST_CLIENTS = 20  # with a line of their own
 WIDEST = 40  # rounds in a curve
 SILENT = 60.0  # seconds without a word from which on that is said
+GRACE = 5.0  # seconds without a word and without a process, after which nobody is waited for
 SHADE = (38, 110, 200)
 
 
 def watch(folder: Path, console: Console, every: float = 1.0, once: bool = False) -> None:
-    """Shows a run until it has ended, or a comparison, run after run.
+    """Shows a run until it has ended or nobody works on it any more, or a comparison, run after run.
 
     Args:
         folder: of a run or of a comparison.
@@ -43,11 +46,29 @@ def watch(folder: Path, console: Console, every: float = 1.0, once: bool = False
     """
     if every <= 0:
         raise UserError(f"every must be a number of seconds above 0, got {every}")
+    goes_on = True
     for own in _runs(folder):
-        while not (own / "config.toml").is_file() and own != folder and not once:
-            time.sleep(every)
+        if own != folder and not (own / "config.toml").is_file():
+            goes_on = goes_on and (is_locked(folder) if once else _is_begun(own, folder, every))
         if own == folder or (own / "config.toml").is_file():
-            _watch_run(Follower(own), console, every, once)
+            goes_on = _watch_run(Follower(own, comparison=folder), console, every, once) and goes_on
+        if not goes_on and not once:
+            break
+    if not goes_on:
+        said = f"nobody is working on it; `fedc2i resume {shlex.quote(str(folder))}` goes on"
+        console.print(said, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+def _is_begun(own: Path, comparison: Path, every: float) -> bool:
+    """Waits for a run of a comparison to begin; false if nobody is there who would."""
+    seen = time.monotonic()
+    while not (own / "config.toml").is_file():
+        if is_locked(comparison):
+            seen = time.monotonic()
+        elif time.monotonic() - seen > GRACE:
+            return False
+        time.sleep(every)
+    return True
 
 
 def _runs(folder: Path) -> list[Path]:
@@ -60,29 +81,44 @@ def _runs(folder: Path) -> list[Path]:
         raise UserError(f"{plan}: not the plan of a comparison") from None
 
 
-def _watch_run(follower: Follower, console: Console, every: float, once: bool) -> None:
+def _watch_run(follower: Follower, console: Console, every: float, once: bool) -> bool:
+    """Shows one run; whether it has ended, or somebody is working on it."""
     state = follower.read()
     if once or state.finished:
         console.print(view(state, console.width))
-        return
-    if not console.is_terminal:
+    elif not console.is_terminal:
         _tell(follower, state, console, every)
-        return
-    with Live(view(state, console.width), console=console, auto_refresh=False) as live:
-        while not state.finished:
-            time.sleep(every)
-            state = follower.read()
-            live.update(view(state, console.width), refresh=True)
+    else:
+        with Live(view(state, console.width), console=console, auto_refresh=False) as live:
+            waits = _Patience()
+            while waits.on(state):
+                time.sleep(every)
+                state = follower.read()
+                live.update(view(state, console.width), refresh=True)
+    return not state.cut_off
+
+
+class _Patience:
+    """Whether to look at a run again: a process that goes on with it may just be starting."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    def on(self, state: State) -> bool:
+        """Until it has ended, or has been silent and without a process for some seconds."""
+        if not state.cut_off:
+            self._since = time.monotonic()
+        return not state.finished and min(time.monotonic() - self._since, state.silent_for) <= GRACE
 
 
 def _tell(follower: Follower, state: State, console: Console, every: float) -> None:
     """A line whenever a round has ended."""
-    told = -1
+    told, waits = -1, _Patience()
     while True:
         if state.round != told:
             told = state.round
             console.print(_headline(state) + _said(state), highlight=False, markup=False, soft_wrap=True)
-        if state.finished:
+        if not waits.on(state):
             break
         time.sleep(every)
         state = follower.read()
@@ -94,7 +130,7 @@ def view(state: State, width: int) -> RenderableType:
     parts: list[RenderableType] = [Text(_headline(state), "bold")]
     if state.rounds and not state.finished:
         parts.append(ProgressBar(total=state.rounds, completed=state.round, width=min(width, 60)))
-    if state.silent_for > SILENT and not state.finished:
+    if state.silent_for > SILENT and not state.finished and not state.cut_off:
         parts.append(Text(f"nothing new for {_time(state.silent_for)}; is the run still going?", "yellow"))
     parts.append(_curves(state, width) if state.accuracy else Text("no round has been scored yet", "dim"))
     if state.influence is not None:
@@ -110,6 +146,8 @@ def _headline(state: State) -> str:
     text = f"{state.title}, seed{'s' * (len(state.seeds) > 1)} {seeds}: round {state.round}{of}"
     if state.finished:
         return text + ", finished"
+    if state.cut_off:
+        return text + ", nobody is working on it"
     return text if state.seconds_left is None else f"{text}, {_time(state.seconds_left)} left"
 
 

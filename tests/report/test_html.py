@@ -264,6 +264,33 @@ def test_report_command_and_the_run_that_its_command_repeats(runs: Path) -> None
     assert [path.name for path in Path("out").iterdir()] == ["page.html"]
 
 
+def test_the_same_method_on_other_terms_is_told_apart_in_the_terminal_too(
+    make_federation: Callable[..., Federation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_arrays(Path("data"), make_federation((12, 20, 7)))
+    settings = ("run", "fedavg", "--data", "arrays:data", "--model", "lenet5", "--seeds", "0", "--set", "epochs=1")
+    assert call(*settings, "--rounds", "1", "--out", "ref").code == 0
+    assert call(*settings, "--rounds", "2", "--set", "attack=nan@b", "--out", "bad").code == 0
+    answer = call("report", "ref", "bad")
+    assert answer.code == 0, answer.err
+    page = Path("report.html").read_text(encoding="utf-8")
+    lines = answer.out.splitlines()
+    wanted = (
+        "Not on equal terms: rounds 1 (FedAvg [ref]), 2 (FedAvg [bad]); attack none (FedAvg [ref]), "
+        "nan@b (FedAvg [bad]).",
+        "Under attack: nan@b (FedAvg [bad]); averages include the attackers.",
+        "Uploads left out of FedAvg [bad]: b 2.",
+    )
+    assert tuple(lines[1:4]) == wanted
+    assert "Not told apart from it: FedAvg [" in answer.out
+    assert not re.search(r"FedAvg(?! \[)", answer.out)
+    top = Reader(page[page.index("<h1>") : page.index('class="tiles"')]).text
+    assert all(words in top for words in wanted)
+    assert "1 to 2 rounds" in Reader(page).text
+    assert json.loads(call("report", "ref", "bad", "--json").out)["verdict"][1:4] == list(wanted)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [(("nothing",), "no finished run here"), ((".", "--out", "."), "no finished run here"), ((), "Missing argument")],

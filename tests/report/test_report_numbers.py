@@ -11,7 +11,10 @@ import pytest
 
 from fedc2i.errors import UserError
 from fedc2i.methods.fedavg import FedAvg
+from fedc2i.report import tables
+from fedc2i.report.html.caveats import caveats
 from fedc2i.report.html.compare import (
+    best_of_each_point,
     common_seeds,
     difference_table,
     differences,
@@ -22,8 +25,17 @@ from fedc2i.report.html.compare import (
 from fedc2i.report.html.content import payload, to_script
 from fedc2i.report.html.groups import MOST_NODES, clusters, grouped
 from fedc2i.report.html.insights import insights
-from fedc2i.report.html.packing import accuracies, influences, kept_rounds, last_influence, mean, pack
+from fedc2i.report.html.packing import (
+    accuracies,
+    influence_rounds,
+    influences,
+    kept_rounds,
+    last_influence,
+    mean,
+    pack,
+)
 from fedc2i.report.html.story import influence_story, verdict
+from fedc2i.report.html.tiles import tiles
 from fedc2i.results import Array, Result
 from helpers import blank_federation, made_up
 
@@ -205,13 +217,26 @@ def test_influence_in_words() -> None:
     text = " ".join(said.sentences)
     assert "b is its first helper in 2 of 2 seeds. In the other direction, a has λ 0.20 at b." in text
     assert "gives 60 % of λ to its own model; an equal share is 33 %" in text
+    assert "The most useful to others is " in text
     assert "1 client of 3 leans on another helper" in text
-    assert "clearest: a on class 1, helped most by c (Λ 0.50)" in text
+    assert "clearest: a on class 1, helped most by c (Λ 0.50, 1.5 times an equal share)" in text
+
+
+@pytest.mark.parametrize(("share", "mentioned"), [(0.41, False), (0.42, True)])  # 1.25 times a third is 0.4167
+def test_a_class_near_the_equal_share_is_no_finding(share: float, mentioned: bool) -> None:
+    matrix = np.full((1, 3, 3, 3), 1 / 3)
+    matrix[0, 0, :, 1] = [0.9 - share, 0.1, share]  # a's own weight is above an equal share in any case
+    seen = {"influence_vector": {0: FIRST[:1]}, "influence_matrix": {0: matrix}}
+    result = made_up(ABC, {0: [[1, 2, 3]]}, influence=seen)
+    assert [one.label for one in insights(result)[0].exceptions] == [1] * mentioned
+    assert ("clearest: a on class 1, helped most by c" in " ".join(influence_story(result).sentences)) == mentioned
 
 
 def test_equal_influence_singles_nobody_out() -> None:
-    equal = {"influence_vector": {0: np.full((1, 3, 3), 1 / 3)}}
-    assert "no client is singled out" in influence_story(made_up(ABC, {0: [[1, 2, 3]]}, influence=equal)).headline
+    rows = [[0.34, 0.33, 0.33], [0.34, 0.33, 0.33], [0.33, 0.33, 0.34]]  # a is ahead by a hair
+    said = influence_story(made_up(ABC, {0: [[1, 2, 3]]}, influence={"influence_vector": {0: [rows]}}))
+    assert "no client is singled out" in said.headline
+    assert "most useful" not in " ".join(said.sentences)
 
 
 def test_a_method_without_influence_says_so() -> None:
@@ -225,6 +250,51 @@ def test_the_same_method_twice_is_told_apart_by_its_folder() -> None:
     found = distinct([influential(), influential(), influential()], ["x", "y", "y"])
     assert [one.label for one in found] == ["FedC²I [x]", "FedC²I [y]", "FedC²I [y]'"]
     assert len({row.cells[0] for row in score_table(found).rows}) == 3
+
+
+def test_the_best_is_marked_among_the_rows_of_one_point() -> None:
+    first = made_up(ABC, {0: [[50, 60, NAN]]}, lift=20)
+    second = made_up(ABC, {0: [[55, 60, NAN]]}, method=FedAvg(), lift=1)
+    plain = tables.comparison([first, second])
+    rows = best_of_each_point(plain, [first, second]).rows
+    assert [(row.cells[0], row.cells[1].strip(" *")) for row in rows] == [
+        (label, point) for label in ("FedC²I", "FedAvg") for point in ("received", "trained")
+    ]
+    assert [set(row.best) for row in rows] == [{3}, {2, 3, 5}, {2, 3, 5}, set()]  # a: 50, 70, 55, 56; b: 60, 80, 60, 61
+    assert not any(row.best for row in score_table([first]).rows)
+
+
+def test_other_rounds_are_in_title_and_tile() -> None:
+    short = made_up(ABC, {0: [[1, 2, 3]] * 3})
+    long = made_up(ABC, {0: [[1, 2, 3]] * 6}, method=FedAvg())
+    assert score_table([long, short]).title == "Test accuracy (%) on toy, lenet5, 3 to 6 rounds, seed 0"
+    assert score_table([long, long]).title == tables.comparison([long]).title
+    assert [(one.value, one.name) for one in tiles([long, short])][3] == ("3 to 6", "rounds")
+    assert [(one.value, one.name) for one in tiles([long, long])][3] == ("6", "rounds")
+
+
+def test_runs_on_other_terms_are_said_next_to_the_verdict() -> None:
+    short = made_up(ABC, {0: [[1, 2, 3]] * 3})
+    long = made_up(ABC, {0: [[1, 2, 3]] * 6}, method=FedAvg())
+    assert caveats([long]) == caveats([long, long]) == ()
+    both = verdict([long, short])
+    assert both.caveats == ("Not on equal terms: rounds 6 (FedAvg), 3 (FedC²I).",)
+    stopped = replace(short, config=long.config)
+    assert caveats([long, stopped]) == ("Not on equal terms: rounds run 6 (FedAvg), 3 (FedC²I).",)
+
+
+def test_attacks_and_uploads_left_out_are_said() -> None:
+    honest = made_up(ABC, {0: [[1, 2, 3]] * 2})
+    config = replace(honest.config, attack="sign-flip@a,c")
+    rounds = [replace(report, refused=("a", "c")[: report.round]) for report in honest.rounds]
+    attacked = replace(honest, label="other", config=config, rounds=rounds)
+    said = ("Under attack: sign-flip@a,c; averages include the attackers.", "Uploads left out: a 2, c 1.")
+    assert verdict([attacked]).caveats == said
+    assert caveats([honest, attacked]) == (
+        "Not on equal terms: attack none (FedC²I), sign-flip@a,c (other).",
+        "Under attack: sign-flip@a,c (other); averages include the attackers.",
+        "Uploads left out of other: a 2, c 1.",
+    )
 
 
 def test_other_clients_are_refused() -> None:
@@ -247,6 +317,20 @@ def test_payload_holds_the_mean_and_every_seed() -> None:
     assert np.isnan(mixed[1, 2]).all()
     assert np.allclose(unpack(run["views"][0]["accuracy"]["trained"])[-1], [52, 62, 72], atol=1e-2)
     assert run["average"]["trained"] == {"mean": [62.0, 62.0], "sd": [1.414, 1.414]}
+
+
+def test_influence_of_the_last_round_alone_is_labelled_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = influential()
+    assert payload([result])["runs"][0]["influenceRounds"] == {"vector": [1, 2], "matrix": [1, 2]}
+    for module in ("fedc2i.results", "fedc2i.report.html.packing"):
+        monkeypatch.setattr(f"{module}.LARGE", CLASSES[0].nbytes - 1)  # as for Λ of 650 clients; λ stays small
+    result.rounds = [
+        replace(one, influence={k: v for k, v in one.influence.items() if one.round == 2 or k == "influence_vector"})
+        for one in result.rounds
+    ]
+    assert influences(result, "influence_matrix").shape == (2, 1, 3, 3, 3)
+    assert influence_rounds(result, "influence_matrix") == [2]
+    assert payload([result])["runs"][0]["influenceRounds"] == {"vector": [1, 2], "matrix": [2]}
 
 
 def test_script_data_cannot_end_its_element() -> None:

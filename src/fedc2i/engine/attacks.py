@@ -82,6 +82,19 @@ def parse(text: str, names: Sequence[str], seed: int) -> dict[str, tuple[Attack,
     return {name: tuple(found[name]) for name in names if name in found}
 
 
+def by_kind(text: str, names: Sequence[str], seed: int) -> dict[str, list[str]]:
+    """The same the other way round: by attack, written as `Attack` is, the clients that do it, in their order.
+
+    Raises:
+        UserError: as `parse`.
+    """
+    found: dict[str, list[str]] = {}
+    for name, own in parse(text, names, seed).items():
+        for attack in dict.fromkeys(own):
+            found.setdefault(str(attack), []).append(name)
+    return found
+
+
 def resolved(text: str, names: Sequence[str], seed: int) -> str:
     """The same with every attacker named, for a site that knows no other client's name.
 

@@ -1,4 +1,4 @@
-"""The study of dishonest clients as tables: honest clients' accuracy, what they lose, and the weight attackers get."""
+"""The study of dishonest clients as tables: honest clients' accuracy, its change, and the weight attackers get."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ HONEST_NOTE = (
     "is left out."
 )
 FLOOR_NOTE = "Local sends nothing: no attack reaches it, and it is run once."
-LOST_NOTE = "Under the attack minus without, in points, paired over seeds; bold: the least lost, Local aside."
+LOST_NOTE = (
+    "Under the attack minus without, in points, paired over seeds: a minus is a loss; bold: the most favourable "
+    "change, Local aside."
+)
 WEIGHTS_NOTE = (
     "The weight (%) that an honest client gives to the attackers' models, or to their classifier rows, mean over "
     "rounds, clients and classes; 0 for an upload that is left out; bold: less than the equal share. Under none it is "
@@ -34,7 +37,7 @@ def write(folder: Path, found: Found, said: Verdict, notes: list[str]) -> list[s
     written = []
     for data, own in found.items():
         stem = f"robustness-{slug(data)}"
-        about = [f"Attackers on {data}: {own.attackers}.", *notes]
+        about = _about(data, own, notes)
         written += accuracy(data, own, [*about, *said.sentences]).write(folder, stem)
         if own.attacks:
             written += lost(data, own, about).write(folder, f"{stem}-lost")
@@ -43,10 +46,24 @@ def write(folder: Path, found: Found, said: Verdict, notes: list[str]) -> list[s
     return written
 
 
+def shown(found: Found, notes: list[str]) -> list[Table]:
+    """What a terminal shows of each data set: accuracy, and the weights where any were measured."""
+    tables = []
+    for data, own in found.items():
+        tables.append(accuracy(data, own, _about(data, own, notes)))
+        if any(row.weights for row in own.rows[NONE].values()):
+            tables.append(weights(data, own, []))
+    return tables
+
+
+def _about(data: str, own: Attacked, notes: list[str]) -> list[str]:
+    return [f"Attackers on {data}: {own.attackers}.", *notes]
+
+
 def accuracy(data: str, own: Attacked, notes: list[str]) -> Table:
     """Honest clients' test accuracy, one row per method and point, one column per attack."""
     title = f"Honest clients of {data} under attack: test accuracy (%), {_seeds(own)}"
-    table = Table(title, ("Method", "Point", *own.rows))
+    table = Table(title, ("Method", "Point", *own.rows), averages=len(own.rows))
     for name, row in own.rows[NONE].items():
         for point in POINTS:
             values = [own.rows[attack][name].accuracy[point] for attack in own.rows]
@@ -59,8 +76,8 @@ def accuracy(data: str, own: Attacked, notes: list[str]) -> Table:
 
 
 def lost(data: str, own: Attacked, notes: list[str]) -> Table:
-    """What honest clients lose by each attack."""
-    title = f"What honest clients of {data} lose by an attack: test accuracy (points), {_seeds(own)}"
+    """How much worse off, or better, honest clients are by each attack."""
+    title = f"Change of honest clients' accuracy on {data} under attack (points), {_seeds(own)}"
     table = Table(title, ("Method", "Point", *own.attacks))
     methods = [name for name in own.rows[NONE] if name != FLOOR]
     for name in methods:
@@ -80,7 +97,7 @@ def lost(data: str, own: Attacked, notes: list[str]) -> Table:
 def weights(data: str, own: Attacked, notes: list[str]) -> Table:
     """What honest clients give to the attackers, beside the equal share."""
     title = f"Weight that honest clients of {data} give to attackers (%), {_seeds(own)}"
-    table = Table(title, ("Method", "Weights", "equal share", *own.rows))
+    table = Table(title, ("Method", "Weights", "equal share", *own.rows), averages=1 + len(own.rows))
     for name, row in own.rows[NONE].items():
         for kind in row.weights:
             cells, best = [row.label, WEIGHTS[kind], f"{100 * row.equal.mean():.2f}"], set()

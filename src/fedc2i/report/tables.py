@@ -13,6 +13,7 @@ from rich.text import Text
 
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.paper import misprints, published
+from fedc2i.report.attacked import attack_notes
 from fedc2i.report.table import Row, Table
 from fedc2i.results import Result, Score
 from fedc2i.runs import to_json, write_atomically
@@ -62,6 +63,7 @@ def comparison(results: Sequence[Result], against_paper: bool = False) -> Table:
         table.rows[-1] = replace(table.rows[-1], ends_section=True)
     table.notes = [
         POINTS_NOTE,
+        *attack_notes(results),
         *([TIES_NOTE.format(average=columns[-1])] if ties else []),
         *([DIFFERENCE_NOTE] if against_paper else []),
         *_other_protocol(first),

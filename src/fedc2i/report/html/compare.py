@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +18,10 @@ from fedc2i.study import Paired
 
 MOST_NAMED = 6  # seeds listed in a line
 MOST_COLUMNS = 12  # clients with a column of their own
-_NO_DIFFERENCE = ("method", "options", "seeds", "device", "data_dir", "executor", "workers", "clients_at_once")
+_NO_DIFFERENCE = (
+    *("method", "options", "seeds", "data_dir", "device", "executor", "workers", "clients_at_once"),
+    *("threads", "checkpoint_every", "ray_address"),
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,13 @@ def distinct(results: Sequence[Result], names: Sequence[str]) -> list[Result]:
     return found
 
 
+def told_apart(results: Sequence[Result], folders: Sequence[Path]) -> list[Result]:
+    """`distinct` by the names of the runs' folders, with that of their parents where these are the same."""
+    short = [folder.name for folder in folders]
+    same = len({*short}) < len(short)
+    return distinct(results, [f"{folder.parent.name}/{folder.name}" for folder in folders] if same else short)
+
+
 def named(seeds: Sequence[int]) -> str:
     """``seeds 0, 1, 2``; of many only how many."""
     if len(seeds) == 1:
@@ -80,6 +91,17 @@ def restricted(result: Result, seeds: Sequence[int]) -> Result:
     """The same of some seeds only."""
     rounds = [report for report in result.rounds if report.seed in seeds]
     return replace(result, config=replace(result.config, seeds=tuple(seeds)), rounds=rounds, outcomes={})
+
+
+def last_round(result: Result) -> int:
+    """The last that was run, which early stopping may put before the last that was asked for."""
+    return max(report.round for report in result.rounds)
+
+
+def rounds_text(results: Sequence[Result]) -> str:
+    """``6 rounds``, or ``3 to 6 rounds`` where runs differ."""
+    done = sorted({last_round(one) for one in results})
+    return f"{done[0]} to {done[-1]} rounds" if len(done) > 1 else f"{done[0]} round{'s' * (done[0] != 1)}"
 
 
 def headline(result: Result, point: Point) -> tuple[str, Array]:
@@ -110,13 +132,13 @@ def score_table(results: Sequence[Result]) -> Table:
     """Accuracy of every run, client and point after the last round; of many clients only the averages."""
     seeds = common_seeds(results)
     if seeds:
-        table = tables.comparison([restricted(one, seeds) for one in results])
-        if len(results) == 1:
-            table.rows = [replace(row, best=frozenset()) for row in table.rows]
+        chosen = [restricted(one, seeds) for one in results]
+        table = best_of_each_point(tables.comparison(chosen), chosen)
     else:
         table = tables.comparison(results[:1])
         table.rows = [row for one in results for row in tables.comparison([one]).rows]
         table.rows = [replace(row, best=frozenset()) for row in table.rows]
+    table.title = _title(results, table.title)
     clients = len(results[0].federation.names)
     if clients > MOST_COLUMNS:
         kept = [0, 1, *range(2 + clients, len(table.header))]
@@ -126,6 +148,37 @@ def score_table(results: Sequence[Result]) -> Table:
         ]
         table.header = tuple(table.header[k] for k in kept)
     return table
+
+
+def best_of_each_point(table: Table, results: Sequence[Result]) -> Table:
+    """The comparison's table with the best of each column marked among the rows of one point; of one run nothing.
+
+    Args:
+        table: of `tables.comparison`.
+        results: what it was made of, in the same order.
+    """
+    marks: dict[tuple[int, Point], set[int]] = {(k, point): set() for k in range(len(results)) for point in POINTS}
+    for point in POINTS if len(results) > 1 else ():
+        means = [[round(score.mean, 2) for score in one.scores(point).values()] for one in results]
+        for column, values in enumerate(zip(*means, strict=True), 2):
+            best = max((value for value in values if np.isfinite(value)), default=np.nan)
+            for k, value in enumerate(values):
+                marks[k, point] |= {column} if value == best else set()
+    found = iter(marks.values())  # the rows have the same order; those of the paper stand between them
+    rows = [replace(row, best=frozenset(next(found)) if row.kind == "plain" else frozenset()) for row in table.rows]
+    return replace(table, rows=rows)
+
+
+def _title(results: Sequence[Result], usual: str) -> str:
+    """The usual title, which is the first run's, unless another has other rounds, model or seeds."""
+    first = results[0].config
+    seeds = common_seeds(results)
+    done = {(one.config.rounds, last_round(one), one.config.model) for one in results}
+    if len(done) == 1 and seeds:
+        return usual
+    models = " and ".join(dict.fromkeys(str(one.config.model) for one in results))
+    many = f"{len(seeds)} seeds, mean ± sample sd" if len(seeds) > 1 else named(seeds) if seeds else "other seeds each"
+    return f"Test accuracy (%) on {first.data}, {models}, {rounds_text(results)}, {many}"
 
 
 def difference_table(results: Sequence[Result]) -> Table:

@@ -15,6 +15,7 @@ from fedc2i.report.html.groups import grouped
 from fedc2i.report.html.packing import (
     MOST_VALUES,
     accuracies,
+    influence_rounds,
     influences,
     kept_rounds,
     last_influence,
@@ -67,7 +68,7 @@ def run(result: Result, most: int) -> dict[str, Any]:
         "average": {point: _average(result, scores[point]) for point in POINTS},
         "averageName": headline(result, "trained")[0],
         "headline": result.method.headline,
-        "influenceRounds": {name: [k + 1 for k in chosen] for name, (_, chosen, _) in kept.items()},
+        "influenceRounds": {name: _numbered(result, name, chosen) for name, (_, chosen, _) in kept.items()},
         "measured": {name: int(values.size > 0) for name, (values, _, _) in kept.items()},
         "nodes": {"kind": nodes.kind, "labels": list(nodes.labels), "of": list(nodes.members)},
         "views": views,
@@ -81,6 +82,11 @@ def _kept(result: Result, name: str, dimensions: int, most: int) -> tuple[Array,
         return np.zeros((0,)), [], True
     seeds = len(result.config.seeds)
     return values, *kept_rounds(values, seeds + (seeds > 1), most)
+
+
+def _numbered(result: Result, name: str, chosen: list[int]) -> list[int]:
+    numbers = influence_rounds(result, DIAGNOSTICS[name][0])
+    return [numbers[k] for k in chosen]
 
 
 def _view(values: Array, view: int, seeds: int) -> Array:

@@ -12,6 +12,7 @@ from fedc2i.results import Array, Result
 MOST_HELPERS = 3
 NOTABLE = 0.1  # of an equal share; who has less is no helper
 MARGIN = 1.2  # a class counts as different if its helper has a fifth more there than the client's usual one
+ABOVE = 1.25  # times an equal share; a helper with less there is not worth a word
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class ClassHelper:
         helper: who helps most with it.
         share: that helper's Λ.
         usual: the Λ of the client's usual helper for this class.
+        equal: an equal share of this class.
     """
 
     label: int
     helper: int
     share: float
     usual: float
+    equal: float
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def ranked(values: Array, without: int) -> tuple[tuple[int, float], ...]:
 
 
 def exceptions(vector: Array, matrix: Array, m: int) -> tuple[ClassHelper, ...]:
-    """Classes of client m whose first helper is not the first of λ, clearly so and with more than an equal share.
+    """Classes of client m whose first helper is not the first of λ, clearly so and well above an equal share.
 
     Args:
         vector: ``(M,)`` its influence vector.
@@ -103,9 +106,10 @@ def exceptions(vector: Array, matrix: Array, m: int) -> tuple[ClassHelper, ...]:
     helpers, shares = others.argmax(0), others.max(0)
     equal = 1 / np.maximum(1, measured.sum(0))
     there = matrix[usual[0][0]]
-    clear = (helpers != usual[0][0]) & (shares > equal) & ~(shares < MARGIN * there)
+    clear = (helpers != usual[0][0]) & (shares >= ABOVE * equal) & ~(shares < MARGIN * there)
     found = [
-        ClassHelper(int(c), int(helpers[c]), float(shares[c]), float(there[c])) for c in np.flatnonzero(clear).tolist()
+        ClassHelper(int(c), int(helpers[c]), float(shares[c]), float(there[c]), float(equal[c]))
+        for c in np.flatnonzero(clear).tolist()
     ]
     return tuple(sorted(found, key=lambda one: one.usual - one.share))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedc2i.engine.reporting import LARGE
 from fedc2i.engine.rounds import Point
 from fedc2i.results import Array, Result
 
@@ -58,6 +59,17 @@ def influences(result: Result, name: str) -> Array:
         if array.size:
             values[seed, : len(array)] = array
     return values
+
+
+def influence_rounds(result: Result, name: str) -> list[int]:
+    """The numbers of the rounds in what `influences` returns; of a diagnostic that is kept of the last, only that."""
+    found: list[list[int]] = [[]]
+    for seed in result.config.seeds:
+        own = [report for report in result.rounds if report.seed == seed]
+        measured = [report for report in own if report.influence.get(name) is not None]
+        large = any(report.influence[name].nbytes > LARGE for report in measured[:1])
+        found.append([report.round for report in (measured if large else own if measured else ())])
+    return max(found, key=lambda numbers: (len(numbers), numbers))
 
 
 def last_influence(result: Result, name: str) -> Array:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedc2i.errors import UserError
-from fedc2i.report.html.compare import difference_table, distinct, score_table, settings_that_differ
+from fedc2i.report.html.compare import difference_table, score_table, settings_that_differ, told_apart
 from fedc2i.report.html.content import payload, to_script
 from fedc2i.report.html.cost import cost_table
 from fedc2i.report.html.insights import MOST_HELPERS, Insight, digits, insights
@@ -61,7 +61,7 @@ def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, wi
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise UserError(NO_PLOTLY) from None
-    found = distinct(results, _names(folders or [Path(str(k + 1)) for k in range(len(results))]))
+    found = told_apart(results, folders or [Path(str(k + 1)) for k in range(len(results))])
     intervals = [read_sure(own, one.federation.names) for own, one in zip(folders or (), found, strict=bool(folders))]
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
@@ -75,12 +75,6 @@ def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, wi
         **_words(found, with_samples),
         sure=[(one.label, own) for one, own in zip(found, intervals, strict=False) if own],
     )
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Of the folders, with that of their parents where they are the same."""
-    short = [folder.name for folder in folders]
-    return short if len({*short}) == len(short) else [f"{folder.parent.name}/{folder.name}" for folder in folders]
 
 
 def _words(results: Sequence[Result], with_samples: bool | None) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.mass import Mass, domain_of
-from fedc2i.report.html.compare import common_seeds, differences, headline, named, restricted
+from fedc2i.report.html.caveats import caveats
+from fedc2i.report.html.compare import common_seeds, differences, headline, last_round, named, restricted
 from fedc2i.report.html.insights import Insight, digits, insights
 from fedc2i.report.html.packing import last_influence, mean
 from fedc2i.results import Result, Score
@@ -20,10 +21,11 @@ FLAT = 0.1  # others within a tenth of their equal share: nobody is singled out
 
 @dataclass(frozen=True)
 class Story:
-    """A sentence to remember, and those that stand behind it."""
+    """A sentence to remember, those that stand behind it, and what must be known before believing it."""
 
     headline: str
     sentences: tuple[str, ...]
+    caveats: tuple[str, ...] = ()
 
 
 def verdict(results: Sequence[Result]) -> Story:
@@ -56,7 +58,7 @@ def verdict(results: Sequence[Result]) -> Story:
                 f"{len(seeds)} seeds are few: an interval leaves zero out as soon as all of them agree, as they do for "
                 f"one in {2 ** (len(seeds) - 1)} pairs of equal methods."
             )
-    return Story(line, tuple(sentences))
+    return Story(line, tuple(sentences), caveats(results))
 
 
 def _best(results: Sequence[Result], point: Point) -> str:
@@ -87,9 +89,10 @@ def _alone(result: Result) -> Story:
     scores = {point: Score.of(headline(result, point)[1]) for point in POINTS}
     title = headline(result, "trained")[0]
     point = result.method.headline
-    rounds = max(report.round for report in result.rounds)
+    rounds = last_round(result)
+    known = caveats([result])
     if not np.isfinite(scores[point].mean):
-        return Story(f"{result.label} on {result.config.data}: no client was scored after the last round.", ())
+        return Story(f"{result.label} on {result.config.data}: no client was scored after the last round.", (), known)
     line = f"{result.label} reaches {scores[point]} % on {result.config.data} after {_count(rounds, 'round')}."
     other: Point = "received" if point == "trained" else "trained"
     sentences = [
@@ -109,7 +112,7 @@ def _alone(result: Result) -> Story:
         if seeds > 1
         else "One seed was run: how far these numbers would vary is not known."
     )
-    return Story(line, tuple(sentences))
+    return Story(line, tuple(sentences), known)
 
 
 def influence_story(result: Result, known: Sequence[Insight] | None = None) -> Story:
@@ -170,10 +173,11 @@ def _details(result: Result, found: Sequence[Insight], tie: tuple[int, int] | No
     taught = [float(np.nanmean(given[:, i])) if np.isfinite(given[:, i]).any() else np.nan for i in range(len(names))]
     if np.isfinite(taught).sum() > 2:
         most, least = int(np.nanargmax(taught)), int(np.nanargmin(taught))
-        said.append(
-            f"The most useful to others is {names[most]} (they give it {taught[most]:.{places}f} on average), the "
-            f"least {names[least]} ({taught[least]:.{places}f})."
-        )
+        if taught[most] > (1 + FLAT) * taught[least]:
+            said.append(
+                f"The most useful to others is {names[most]} (they give it {taught[most]:.{places}f} on average), the "
+                f"least {names[least]} ({taught[least]:.{places}f})."
+            )
     different = [k for k, own in enumerate(found) if own.exceptions]
     if different:
         clearest = max(different, key=lambda k: found[k].exceptions[0].share - found[k].exceptions[0].usual)
@@ -181,7 +185,8 @@ def _details(result: Result, found: Sequence[Insight], tie: tuple[int, int] | No
         leaning = f"{_count(len(different), 'client')} of {len(names)} lean{'s' * (len(different) == 1)}"
         said.append(
             f"{leaning} on another helper for some class than as a whole; clearest: {names[clearest]} on "
-            f"{result.federation.classes[case.label]}, helped most by {names[case.helper]} (Λ {case.share:.{places}f})."
+            f"{result.federation.classes[case.label]}, helped most by {names[case.helper]} (Λ {case.share:.{places}f}, "
+            f"{case.share / case.equal:.1f} times an equal share)."
         )
     return said
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedc2i.engine.rounds import POINTS
 from fedc2i.mass import Mass
-from fedc2i.report.html.compare import common_seeds, differences, headline, named, restricted
+from fedc2i.report.html.compare import common_seeds, differences, headline, named, restricted, rounds_text
 from fedc2i.report.html.packing import last_influence
 from fedc2i.results import Result, Score
 
@@ -37,12 +37,13 @@ def tiles(results: Sequence[Result]) -> list[Tile]:
         vector = last_influence(first, "influence_vector")
         if vector.ndim == 2:
             found += _kept(Mass.of(vector, first.federation.names))
-    rounds = max(report.round for one in results for report in one.rounds)
+    rounds, _, unit = rounds_text(results).rpartition(" ")
+    models = " and ".join(dict.fromkeys(str(one.config.model) for one in results))
     count, own = len(first.federation.names), first.config.seeds
     found.append(Tile(str(count), "clients" if count != 1 else "client", f"{len(first.federation.classes)} classes"))
-    found.append(Tile(str(rounds), "rounds" if rounds != 1 else "round", f"model {first.config.model}"))
+    found.append(Tile(rounds, unit, f"model {models}"))
     if len(results) > 1:
-        found.append(Tile(str(len(results)), "runs", f"{len(seeds)} seeds in common"))
+        found.append(Tile(str(len(results)), "runs", f"{len(seeds)} seed{'s' * (len(seeds) != 1)} in common"))
     else:
         found.append(Tile(str(len(own)), "seeds" if len(own) != 1 else "seed", named(own)))
     return found

@@ -63,7 +63,7 @@ function classesWithAnotherHelper(vector, matrix) {
     const column = matrix.map((row) => row[label]);
     const first = ranked(column, state.client)[0];
     return { label, helper: first?.client, share: first?.value, usual: column[usual.client], equal: 1 / Math.max(1, count(column)) };
-  }).filter((one) => one.helper !== undefined && one.helper !== usual.client && one.share > one.equal && !(one.share < 1.2 * one.usual))
+  }).filter((one) => one.helper !== undefined && one.helper !== usual.client && one.share >= 1.25 * one.equal && !(one.share < 1.2 * one.usual))
     .sort((a, b) => (b.share - b.usual) - (a.share - a.usual));
 }
 

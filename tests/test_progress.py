@@ -1,0 +1,31 @@
+"""What is shown of runs in a row: lines and headings in their order, in a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.progress import ProgressView
+from helpers import blank_federation, made_up
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_heading_comes_after_the_runs_before_it(terminal: bool) -> None:
+    result = made_up(blank_federation(("a", "b")), {0: [[50.0, 70.0]]}, method=FedAvg())
+    file = io.StringIO()
+    with ProgressView(Console(file=file, force_terminal=terminal, width=160), 3) as view:
+        for part in ("first part", "second part"):
+            view.heading(part)
+            view.begin(result)
+            view.round(result.rounds[0])
+        view.heading("third part")  # nothing is left to run
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+    order = ["first part", "[1/3]", "second part", "[2/3]", "third part"]
+    places = [shown.rindex(text) for text in order]
+    assert places == sorted(places)
+    assert [shown.count(text) for text in order[::2]] == [1, 1, 1]
+    assert shown.count("received 60.00 %  trained 61.00 %") >= 2
