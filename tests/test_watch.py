@@ -283,6 +283,7 @@ def test_ctrl_c_ends_watching_and_nothing_else(tmp_path: Path, finished: Result)
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
     )
     assert watching.stdout is not None
     assert "round 1 of 4" in watching.stdout.readline()

@@ -30,7 +30,7 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models import Model, build, split
 from fedc2i.params import Params
 from fedc2i.training import Batch, Training
-from method_checks import in_double
+from method_checks import OF_THEIR_OWN, in_double
 
 EVERY_METHOD = sorted(Method.registry)
 SIZES = (12, 20, 7, 9)
@@ -130,7 +130,7 @@ def test_lenet_in_single_precision(name: str, method: Method, make_federation: C
             assert distance <= 1e-4 * tensor.double().norm() + 1e-6, f"{key}: {distance}"
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", OF_THEIR_OWN)
 def test_in_parts_as_all_at_once(name: str, normed: Model, make_federation: Callable[..., Federation]) -> None:
     """Two seeds of four clients: single clients, and three and one; pairs are below."""
     federation = make_federation(sizes=SIZES, validation=2)

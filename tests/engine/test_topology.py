@@ -35,13 +35,13 @@ from fedc2i.models import Model
 from fedc2i.params import Params, Stacked, floating, row, size_in_bytes
 from fedc2i.training import Training
 from helpers import QUICK, call, write_arrays
-from method_checks import in_double
+from method_checks import OF_THEIR_OWN, in_double
 from oracles import assert_same_model
 
 TRAINING = Training(epochs=1, batch_size=5, lr=0.01)
 SIZES = (12, 20, 7, 9, 15)
 RING = ((0, 1, 4), (0, 1, 2), (1, 2, 3), (2, 3, 4), (0, 3, 4))
-EVERY_METHOD = sorted(Method.registry)
+EVERY_METHOD = OF_THEIR_OWN
 NAMES = ("a", "b", "c", "d")
 Run = tuple[dict[int, Outcome], list[Round]]
 
@@ -502,7 +502,7 @@ def test_stacked_as_one_after_the_other(
             np.testing.assert_allclose(one.influence[kind], values, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("participation", ["100%", "40%"])
+@pytest.mark.parametrize("participation", ["100%", pytest.param("40%", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["fedavg", "fedc2i", "fedpac", "fedcalm", "fedala"])
 def test_workers_have_the_bits_of_one_process(
     name: str, participation: str, normed: Model, make_federation: Callable[..., Federation]

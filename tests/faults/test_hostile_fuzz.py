@@ -12,7 +12,7 @@ from corpus import TARGETS, Files, Step, attempt, below, damaged, lay
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-FEW, MANY = 40, 3000  # examples of each target
+FEW, MANY = 25, 3000  # examples of each target
 MOST_SECONDS = 20  # of one file; on an idle machine none needs half a second
 
 STEPS = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 2**16), st.integers(0, 2**64 - 1)), min_size=1, max_size=4)

@@ -59,6 +59,7 @@ def test_memory_stays_flat_over_2000_rounds(method: str) -> None:
     assert grown_per_round(found) < 10
 
 
+@pytest.mark.slow
 def test_a_hundred_clients() -> None:
     found = measured("wide", "fedc2i:influence=first-order", 100, 2)
     assert found["participants"] == [10, 10]

@@ -202,7 +202,11 @@ def test_what_would_fail_later_is_refused_before_the_first_round(
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("fedavg", {}), ("fedc2i", {"evaluate_every": 2}), ("fedc2i", {"clients_per_round": 2})],
+    [
+        pytest.param("fedavg", {}, marks=pytest.mark.slow),
+        pytest.param("fedc2i", {"evaluate_every": 2}, marks=pytest.mark.slow),
+        ("fedc2i", {"clients_per_round": 2}),
+    ],
     ids=str,
 )
 def test_after_a_crash_the_same_command_goes_on_to_the_same_end(
