@@ -25,7 +25,7 @@ PERPLEXITY_NOTE = (
     "domain have k effective models."
 )
 MANY_NOTE = (
-    "FedC²I for many: the preset fedc2i-many, chosen by validation accuracy at M = 100 with seeds 100 and 101. It "
+    "FedC²I for many: the preset fedc2i-many, chosen by validation accuracy at M = 100, even, seeds 100 and 101. It "
     "leaves old models out; the other rows keep every client's last model, however old."
 )
 POINTS_NOTE = "received: the model a client starts a round from; trained: after its local run."
