@@ -45,7 +45,7 @@ class Cut(BaseException):
 def same(one: Any, other: Any) -> bool:
     """To the bit, nan and the sign of zero included."""
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and same(one.numpy(), other.numpy())
+        return one.dtype == other.dtype and one.shape == other.shape and same(one.cpu().numpy(), other.cpu().numpy())
     if isinstance(one, np.ndarray):
         return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
     if isinstance(one, dict):
@@ -66,7 +66,13 @@ def assert_same_end(got: dict[int, Outcome], want: dict[int, Outcome]) -> None:
 
 
 def assert_goes_on(
-    folder: Path, method: Method, model: Model, federation: Federation, seeds: tuple[int, ...] = (0,), **settings: Any
+    folder: Path,
+    method: Method,
+    model: Model,
+    federation: Federation,
+    seeds: tuple[int, ...] = (0,),
+    device: torch.device = CPU,
+    **settings: Any,
 ) -> dict[int, Outcome]:
     """After every round the state goes to disk and back, a fresh federation goes on from there, and ends the same."""
     how = Settings(**{"rounds": 3, "training": TRAINING, "executor": "looped", **settings})
@@ -75,7 +81,7 @@ def assert_goes_on(
     def keep(number: int, is_last: bool, state: Callable[[], Any]) -> None:
         checkpoint.save(folder / str(number), number, *state())
 
-    whole = federate(method, model, federation, how, seeds, CPU, reports.append, keep=keep)
+    whole = federate(method, model, federation, how, seeds, device, reports.append, keep=keep)
     for cut in range(1, max(report.round for report in reports) + 1):
         saved = checkpoint.load(folder / str(cut))
         assert saved is not None
@@ -84,7 +90,7 @@ def assert_goes_on(
         last = {report.seed: report for report in before}
         after: list[Round] = []
         start = Start(saved.round, saved.tensors, saved.values, last)
-        assert_same_end(federate(method, model, federation, how, seeds, CPU, after.append, start=start), whole)
+        assert_same_end(federate(method, model, federation, how, seeds, device, after.append, start=start), whole)
         assert [without_time(own)["round"] for own in after] == [own.round for own in reports if own.round > cut]
         for got, want in zip(before + after, reports, strict=True):
             assert same(without_time(got), without_time(want))
@@ -123,6 +129,18 @@ def test_every_way_to_run_goes_on(
 ) -> None:
     federation = make_federation((12, 9, 7, 6), validation=4)
     assert_goes_on(tmp_path, Method.registry[name](), make_model(), federation, (3, 0), **CASES[case])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("case", ["looped", "stacked", "stacked-half", "private"])
+@pytest.mark.parametrize("name", ["fedavg", "fedc2i", "fedc2i-plus", "fedrep", "fedproto", "pfedgraph"])
+def test_a_gpu_goes_on(
+    tmp_path: Path, name: str, case: str, make_federation: Callable[..., Federation], make_model: Callable[..., Model]
+) -> None:
+    federation, method = make_federation((12, 9, 7, 6), validation=4), Method.registry[name]()
+    if case == "private" and name not in ("fedavg", "fedc2i"):
+        pytest.skip("one method of each kind is enough")
+    assert_goes_on(tmp_path, method, make_model(), federation, (3, 0), torch.device("cuda"), **CASES.get(case, {}))
 
 
 def test_a_model_with_statistics_and_dropout_goes_on(
