@@ -77,9 +77,16 @@ def test_cells_of_a_comparison() -> None:
     assert [row.ends_section for row in table.rows] == [False, True, False, True]
 
 
-def test_best_of_every_column_is_marked() -> None:
-    marks = [row.best for row in tables.comparison(two_methods()).rows]
-    assert marks == [{3}, frozenset(), frozenset(), {2, 4}]
+def test_best_of_every_column_at_its_point_is_marked() -> None:
+    table = tables.comparison(two_methods())
+    assert [row.best for row in table.rows] == [{3, 4}, frozenset(), {2}, {2, 3, 4}]
+    assert tables.BEST_NOTE in table.notes
+
+
+def test_a_method_alone_is_not_marked_as_the_best() -> None:
+    table = tables.comparison(two_methods()[:1])
+    assert not any(row.best for row in table.rows)
+    assert tables.BEST_NOTE not in table.notes
 
 
 def test_ties_as_printed_are_all_best() -> None:

@@ -18,7 +18,7 @@ from fedc2i.plans import Plan
 from fedc2i.progress import ProgressView
 from fedc2i.report import many as crowd_tables
 from fedc2i.report.table import Row, Table
-from fedc2i.report.tables import POINTS_NOTE
+from fedc2i.report.tables import BEST_NOTE, POINTS_NOTE
 from fedc2i.results import Result, Score
 from fedc2i.runs import to_json
 from fedc2i.store import Store
@@ -185,7 +185,7 @@ def scores(title: str, found: Found, labels: Mapping[str, str], notes: list[str]
                 cells += _paired_cells(pairs.get((data, name, point))) if differences else []
             table.rows.append(Row(tuple(cells), best=frozenset(best), ends_section=point == POINTS[-1]))
     paired_note = [PAIRED_NOTE.format(ours=_title(found))] if differences else []
-    table.notes = [POINTS_NOTE, "bold: the best of its column at that point.", *paired_note, *notes]
+    table.notes = [POINTS_NOTE, BEST_NOTE, *paired_note, *notes]
     return table
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.report.table import Row, Table
+from fedc2i.report.tables import BEST_NOTE
 from fedc2i.results import Array, Score
 from fedc2i.robustness import FLOOR, NONE, WEIGHTS, Attacked, Found, Measured
 from fedc2i.runs import slug
@@ -71,7 +72,7 @@ def accuracy(data: str, own: Attacked, notes: list[str]) -> Table:
             best = {k for k, (mine, top) in enumerate(zip(values, tops, strict=True), 2) if _rounded(mine) == top}
             cells = (row.label, _point(row, point), *(str(Score.of(one)) for one in values))
             table.rows.append(Row(cells, best=frozenset(best), ends_section=point == POINTS[-1]))
-    table.notes = [POINTS_NOTE, HONEST_NOTE, FLOOR_NOTE, "bold: the best of its column at that point.", *notes]
+    table.notes = [POINTS_NOTE, HONEST_NOTE, FLOOR_NOTE, BEST_NOTE, *notes]
     return table
 
 

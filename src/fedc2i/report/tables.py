@@ -22,6 +22,7 @@ from fedc2i.significance import indistinguishable, pooled_deviations
 POINTS_NOTE = (
     "received: the model a client starts a round from; trained: after its local run; *: the method's headline."
 )
+BEST_NOTE = "bold: the best of its column at that point."
 TIES_NOTE = (
     "~: {average} not told apart from the best at that point by a paired bootstrap over seeds (95 % interval). With "
     "three seeds an interval leaves zero out as soon as all seeds agree, as they do for one in four equal pairs."
@@ -43,14 +44,19 @@ def comparison(results: Sequence[Result], against_paper: bool = False) -> Table:
     first = results[0]
     columns = list(first.scores("trained"))
     scores = {(result.key, point): result.scores(point) for result in results for point in POINTS}
-    best = {column: max(round(own[column].mean, 2) for own in scores.values()) for column in columns}
+    best = {
+        (point, column): max(round(scores[result.key, point][column].mean, 2) for result in results)
+        for point in POINTS
+        for column in columns
+        if len(results) > 1
+    }
     ties = _ties(results)
     table = Table(_title(first), ("Method", "Point", *columns), averages=len(columns) - len(first.federation.names))
     for result in results:
         printed = _published(result)
         for point in POINTS:
             own = scores[result.key, point]
-            marks = frozenset(k + 2 for k, c in enumerate(columns) if round(own[c].mean, 2) == best[c])
+            marks = frozenset(k + 2 for k, c in enumerate(columns) if round(own[c].mean, 2) == best.get((point, c)))
             cells = [str(own[column]) for column in columns]
             cells[-1] += " ~" if (result.key, point) in ties else ""
             table.rows.append(Row((result.label, _point(result, point), *cells), best=marks))
@@ -63,6 +69,7 @@ def comparison(results: Sequence[Result], against_paper: bool = False) -> Table:
         table.rows[-1] = replace(table.rows[-1], ends_section=True)
     table.notes = [
         POINTS_NOTE,
+        *([BEST_NOTE] if best else []),
         *attack_notes(results),
         *([TIES_NOTE.format(average=columns[-1])] if ties else []),
         *([DIFFERENCE_NOTE] if against_paper else []),
@@ -190,7 +197,7 @@ def averages(title: str, found: Sequence[Sequence[Result]]) -> Table:
             table.rows.append(replace(row, ends_section=point == "trained"))
     table.notes = [
         POINTS_NOTE,
-        "bold: the best of its column at that point.",
+        BEST_NOTE,
         TIES_NOTE.format(average="the last average of a data set"),
     ]
     table.notes += [PUBLISHED_NOTE, DIFFERENCE_NOTE, *_notes(found)]
