@@ -17,9 +17,9 @@ from fedc2i import many
 from fedc2i.data.partition import partition
 from fedc2i.engine.rounds import POINTS
 from fedc2i.gamma import perplexity
-from fedc2i.many import (
+from fedc2i.many import GAMMAS
+from fedc2i.many_verdict import (
     CLIENTS,
-    GAMMAS,
     INFLUENCE,
     PARTICIPATION,
     SPLITS,
@@ -194,6 +194,7 @@ def test_missed_by_mass_is_said_as_plainly() -> None:
     assert not said.targets["many clients"]
     text = "\n".join(said.sentences)
     assert "not below FedAvg at either point: missed.\n" in text
+    assert "met it in" not in text
     assert (
         "scaled exact at M = 100, of 4 settings: 2 times the uniform share in 0, not below FedAvg at received in 4"
         in text
@@ -219,7 +220,13 @@ def test_one_gamma_must_do_in_all_settings() -> None:
     for form in INFLUENCE:
         rows = changed(rows, M100[0], ("scaled", form), measured(f"scaled {form}", 75, 0.3))
         rows = changed(rows, M100[0], ("ramp", form), measured(f"ramp {form}", 75, 0.5))
-    assert not verdict(rows).targets["many clients"]
+    said = verdict(rows)
+    assert not said.targets["many clients"]
+    others = "; ".join(str(setting) for setting in M100[1:])
+    assert (
+        f"at either point: missed (scaled exact met it in {others}, scaled first-order met it in {others}, "
+        f"ramp exact met it in {M100[0]}, ramp first-order met it in {M100[0]})." in "\n".join(said.sentences)
+    )
 
 
 def test_first_order_beyond_the_tolerance() -> None:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from fedc2i import many as crowd
+from fedc2i import many_verdict
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.methods.base import Method
 from fedc2i.plans import Plan
@@ -104,7 +105,7 @@ def many(
         for setting in work.settings:
             view.heading(str(setting))
             found[setting] = work.compute(setting, view)
-    said = crowd.verdict(found, work.trial)
+    said = many_verdict.verdict(found, work.trial)
     files = crowd_tables.write(folder, found, said, [*work.trial, SEEDS_NOTE, *work.notes])
     _answer(folder, files, said, json, {})
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedc2i.engine.rounds import POINTS
-from fedc2i.many import TIMES, TOLERANCE, Found, Measured, apart, keeps, within
+from fedc2i.many_verdict import TIMES, TOLERANCE, Found, Measured, apart, keeps, within
 from fedc2i.report.table import Row, Table
 from fedc2i.results import Array, Score
 from fedc2i.study import Verdict
