@@ -19,7 +19,7 @@ from fedc2i.methods.local import Local
 from fedc2i.models import Model
 from fedc2i.report import robustness as tables
 from fedc2i.results import Array
-from fedc2i.robustness import Attacked, Measured, given, verdict
+from fedc2i.robustness_verdict import Attacked, Measured, given, verdict
 from fedc2i.training import Training
 from helpers import Answer, blank_federation, call, made_up, write_arrays
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from fedc2i import robustness as study
 from fedc2i.progress import ProgressView
 from fedc2i.report import robustness as tables
+from fedc2i.robustness_verdict import Attacked, verdict
 from fedc2i.runs import to_json
 from fedc2i.store import Store
 
@@ -54,8 +55,8 @@ def robustness(
             for attack in work.attacks:
                 view.heading(f"{name}, attack {attack}")
                 rows[attack] = work.compute(name, attack, view)
-            found[name] = study.Attacked(rows, work.attackers[name])
-    said = study.verdict(found, work.trial)
+            found[name] = Attacked(rows, work.attackers[name])
+    said = verdict(found, work.trial)
     notes = [SEEDS_NOTE, *work.notes]
     files = tables.write(folder, found, said, notes)
     if json:

@@ -8,7 +8,7 @@ from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.report.table import Row, Table
 from fedc2i.report.tables import BEST_NOTE
 from fedc2i.results import Array, Score
-from fedc2i.robustness import FLOOR, NONE, WEIGHTS, Attacked, Found, Measured
+from fedc2i.robustness_verdict import FLOOR, NONE, WEIGHTS, Attacked, Found, Measured
 from fedc2i.runs import slug
 from fedc2i.study import Verdict
 
