@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fedc2i.data.federation import Federation
 from fedc2i.engine.rounds import POINTS
@@ -484,3 +485,13 @@ def test_validation_is_averaged_within_a_seed_first() -> None:
                 own["validation_accuracy"] = value  # type: ignore[index]
     (row, _) = tables.gamma_study([[result]]).rows
     assert row.cells[2] == "70.50 ± 0.71"
+
+
+def test_names_cannot_speak_to_the_terminal() -> None:
+    """Neither in the title nor in columns, cells and notes."""
+    evil = "\x1b[2J\x07a\nb"
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    for width in (200, 40):
+        console.print(Table(evil, ("Method", evil), rows=[Row((evil, evil))], notes=[evil]).to_rich(width))
+    assert isinstance(console.file, io.StringIO)
+    assert not [letter for letter in console.file.getvalue() if not letter.isprintable() and letter != "\n"]

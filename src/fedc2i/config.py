@@ -18,7 +18,7 @@ import torch
 
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Settings
-from fedc2i.errors import UserError, one_line
+from fedc2i.errors import UserError, nearest, one_line
 from fedc2i.methods.base import Method
 from fedc2i.options import check_at_least, check_choice, convert, option, options_of
 from fedc2i.training import Training
@@ -173,7 +173,9 @@ def make(method: type[Method], values: Mapping[str, Any], where: str = "setting"
             settings[name] = convert(value, hints[name], f"{where} '{name}'")
         else:
             allowed = f"{method.name or method.__name__} has {', '.join(own) or 'no options'}"
-            raise UserError(f"unknown {where} '{one_line(name)}'; {allowed}; every run has {', '.join(run_settings())}")
+            hint = nearest(name, (*own, *run_settings()))
+            everywhere = ", ".join(run_settings())
+            raise UserError(f"unknown {where} '{one_line(name)}'{hint}; {allowed}; every run has {everywhere}")
     return Config(**settings, options=options)
 
 

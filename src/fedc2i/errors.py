@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """Something the user can put right.
 
     The message is one line that says what is wrong, where, and what is allowed. The command line prints it
-    without a traceback and exits with code 2; from Python it is an ordinary exception.
+    without a traceback and exits with code 2; from Python it is an ordinary exception. As messages show what
+    files hold, line breaks and a terminal's control characters in them become spaces.
     """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(printable(str(message)))
+
+
+def printable(text: str) -> str:
+    """With spaces for line breaks and a terminal's control characters."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def one_line(text: object, most: int = 200) -> str:
@@ -17,4 +29,10 @@ def one_line(text: object, most: int = 200) -> str:
         said = str(text)[: 2 * most]
     except (ValueError, RecursionError):  # Python writes out no number of more than 4,300 digits, and no deep nest
         said = f"a {type(text).__name__} too long to show"
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in said).split())[:most]
+    return " ".join(printable(said).split())[:most]
+
+
+def nearest(name: object, allowed: Iterable[str]) -> str:
+    """`` (did you mean 'gamma'?)`` for a name that looks like a mistyped one, else nothing."""
+    found = difflib.get_close_matches(one_line(name, 60).lower(), [*allowed], n=1, cutoff=0.7)
+    return f" (did you mean '{found[0]}'?)" if found and found[0] != name else ""

@@ -41,7 +41,8 @@ def test_partition_and_seed_are_passed_on() -> None:
 
 @pytest.mark.parametrize("spec", ["", "mnist", "Embedded", "os", "partition:iid", "../embedded", ":x"])
 def test_unknown_sources(spec: str) -> None:
-    with pytest.raises(UserError, match="is unknown, allowed are embedded, digit5, office10, folder, arrays"):
+    known = "allowed are embedded, digit5, office10, folder, arrays"
+    with pytest.raises(UserError, match=rf"is unknown( \(did you mean 'embedded'\?\))?, {known}"):
         load(spec)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedc2i.data.arrays import from_arrays
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.data.partition import partition as partition_clients
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, nearest
 
 __all__ = ["Client", "Federation", "Split", "from_arrays", "load"]
 
@@ -45,7 +45,7 @@ def load(
     """
     name, _, argument = spec.partition(":")
     if name not in SOURCES:
-        raise UserError(f"data source '{name}' is unknown, allowed are {', '.join(SOURCES)}")
+        raise UserError(f"data source '{name}' is unknown{nearest(name, SOURCES)}, allowed are {', '.join(SOURCES)}")
     if image_size is not None and (type(image_size) is not int or not MIN_SIZE <= image_size <= MAX_SIZE):
         raise UserError(f"image_size is {image_size}, allowed are whole numbers from {MIN_SIZE} to {MAX_SIZE}")
     for path in (argument, str(data_dir or "")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, nearest, one_line
 from fedc2i.methods.base import Download, Method, Phase, Probe, Site, Uploads
 
 for _module in pkgutil.iter_modules(__path__):
@@ -19,7 +19,9 @@ def get(name: str) -> type[Method]:
         UserError: if there is none; the message lists those there are.
     """
     if name not in Method.registry:
-        raise UserError(f"unknown method '{name}', allowed are {', '.join(sorted(Method.registry))} and FILE.py:CLASS")
+        allowed = ", ".join(sorted(Method.registry))
+        hint = nearest(name, Method.registry)
+        raise UserError(f"unknown method '{one_line(name)}'{hint}, allowed are {allowed} and FILE.py:CLASS")
     return Method.registry[name]
 
 

@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fedc2i.errors import printable
 from fedc2i.runs import write_atomically
 
 MOST_METHOD = 16  # letters of a method's name in a line, where room is scarce
@@ -55,8 +56,8 @@ class Table:
             if len(kept) < len(clients):
                 notes.insert(0, f"{len(kept)} of {len(clients)} clients fit here; the run folder has them all.")
         table = RichTable(
-            title=Text(self.title, "table.title"),
-            caption=Text("\n".join(notes), "table.caption"),
+            title=Text(printable(self.title), "table.title"),
+            caption=Text("\n".join(map(printable, notes)), "table.caption"),
             title_justify="left",
             caption_justify="left",
             box=box.SIMPLE_HEAD,
@@ -64,11 +65,11 @@ class Table:
         )
         for k in columns:
             table.add_column(
-                Text(self.header[k]), justify="left" if k < 2 else "right", width=widths[k], overflow="fold"
+                Text(printable(self.header[k])), justify="left" if k < 2 else "right", width=widths[k], overflow="fold"
             )
         for row in self.rows:
-            cells = [(k, _stacked(row.cells[k]) if narrow else row.cells[k]) for k in columns]
-            texts = [Text(cell, "bold" if k in row.best else "") for k, cell in cells]
+            cells = [(k, printable(row.cells[k])) for k in columns]
+            texts = [Text(_stacked(cell) if narrow else cell, "bold" if k in row.best else "") for k, cell in cells]
             table.add_row(*texts, style="dim" if row.kind == "published" else None, end_section=row.ends_section)
         return table
 
