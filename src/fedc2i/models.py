@@ -9,14 +9,15 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i import seeding
-from fedc2i.errors import UserError
+from fedc2i import fitting, seeding
+from fedc2i.errors import UserError, nearest, one_line
 from fedc2i.layers import max_pool
 from fedc2i.params import Params
 
@@ -28,25 +29,25 @@ class Model:
 
     Attributes:
         name: for tables and run folders.
+        head_layer: the module's name of the head.
         head_names: names of the head's weight and, if it has one, its bias.
         body_names: all other parameters and buffers.
         trainable: names of the parameters that are trained, in the module's order.
         norm_names: the body's names that belong to normalisation layers.
         has_statistics: whether BatchNorm layers take statistics of a batch in training.
         evaluates_in_batches: whether some do so at evaluation, too.
-        has_dropout: whether its layers draw random numbers in training.
+        has_dropout: whether it draws random numbers in training: its layers say so or, once `check` has run it, it did.
     """
 
     def __init__(self, build: Callable[[], nn.Module], head: str, name: str = "custom") -> None:
-        with seeding.isolated(torch.device("cpu"), 0, "template"):
-            module = copy.deepcopy(build())
-        layer = _submodule(module, head)
+        module = fitting.built(build, name)
+        layer = fitting.linear(module, head, name)
         self.name = name
+        self.head_layer = head
         self.classes = layer.out_features
         self.feature_size = layer.in_features
         self._build = build
-        self._head = head
-        self.head_names = tuple(f"{head}.{part}" for part, _ in layer.named_parameters())
+        self.head_names = tuple(f"{head}.{part}" for part in ("weight", "bias") if getattr(layer, part) is not None)
         state = [*module.named_parameters(), *module.named_buffers()]
         self.body_names = tuple(name for name, _ in state if name not in self.head_names)
         self.trainable = tuple(name for name, tensor in module.named_parameters() if tensor.requires_grad)
@@ -74,11 +75,27 @@ class Model:
         module = self._body.get()
         if module.training != training:
             module.train(training)
-        features: Tensor = functional_call(module, body, (scale(x, self._dtype(params)),))
+        features: Tensor = functional_call(module, body, (self.scaled(params, x),))
+        for name, tensor in body.items() if training else ():
+            if tensor is not params[name]:  # a buffer that the module did not write to, but exchanged for another
+                params[name].copy_(tensor.detach())
         return features
 
-    def _dtype(self, params: Params) -> torch.dtype:
-        return params[self.head_names[0]].dtype
+    def whole(self, params: Params, x: Tensor) -> Any:
+        """What the module itself returns at evaluation: its logits, if it is what it should be."""
+        return functional_call(self._module.get().eval(), params, (self.scaled(params, x),))
+
+    def module_with(self, params: Params) -> nn.Module:
+        """A copy of the module itself that holds these parameters and buffers."""
+        module = copy.deepcopy(self._module.get())
+        with torch.no_grad():
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                tensor.copy_(params[name])
+        return module
+
+    def scaled(self, params: Params, x: Tensor) -> Tensor:
+        """Images as the module reads them, in the precision of its head."""
+        return scale(x, params[self.head_names[0]].dtype)
 
     def head(self, params: Params, h: Tensor) -> Tensor:
         """Logits ``(B, C)`` of features ``(B, d)``."""
@@ -90,7 +107,7 @@ class Model:
         return params[self.head_names[0]], params[self.head_names[1]] if len(self.head_names) > 1 else None
 
     def check(self, x: Tensor, classes: int) -> None:
-        """Refuses a model that does not fit the data or is not cut at its last operation.
+        """Refuses a model that does not fit the data, is not cut at its last operation, or cannot be trained.
 
         Args:
             x: a few images of the data, uint8 ``(B, 3, H, W)``.
@@ -101,30 +118,7 @@ class Model:
         """
         if self.classes != classes:
             raise UserError(f"model '{self.name}' has {self.classes} outputs, but the data has {classes} classes")
-        params = self.init(0, "check")
-        try:
-            with torch.no_grad():
-                module = self._module.get().eval()
-                whole = functional_call(module, params, (scale(x, self._dtype(params)),))
-        except Exception as error:  # whatever a user's module may raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UserError(f"model '{self.name}' cannot read images of {tuple(x.shape[1:])}: {reason}") from None
-        if not self._is_last(params, x, whole):
-            raise UserError(
-                f"model '{self.name}': '{self._head}' must be its last operation and read features of shape "
-                "(batch, features); end the module with that linear layer and leave softmax to the loss"
-            )
-
-    def _is_last(self, params: Params, x: Tensor, whole: Tensor) -> bool:
-        """Whether head of features is all that the module computes."""
-        try:
-            with torch.no_grad():
-                features = self.features(params, x)
-        except (RuntimeError, ValueError, IndexError):  # layers behind the head that cannot read its input
-            return False
-        if features.shape != (len(x), self.feature_size):
-            return False
-        return torch.allclose(whole, self.head(params, features), rtol=1e-4, atol=1e-5)
+        self.has_dropout = fitting.try_out(self, x) or self.has_dropout
 
 
 class _PerThread:
@@ -148,17 +142,6 @@ class _PerThread:
 def scale(x: Tensor, dtype: torch.dtype) -> Tensor:
     """uint8 images to (x/255 − 0.5)/0.5, i.e. −1..1; anything else is taken as scaled already."""
     return x.to(dtype) * (2 / 255) - 1 if x.dtype == torch.uint8 else x
-
-
-def _submodule(module: nn.Module, name: str) -> nn.Linear:
-    linears = [found for found, layer in module.named_modules() if isinstance(layer, nn.Linear)]
-    if name not in linears:
-        raise UserError(
-            f"head '{name}' is not a linear layer of the module, allowed are {', '.join(linears) or 'none'}"
-        )
-    layer = module.get_submodule(name)
-    assert isinstance(layer, nn.Linear)
-    return layer
 
 
 def split(module: nn.Module | Callable[[], nn.Module], head: str, name: str = "custom") -> Model:
@@ -239,7 +222,8 @@ def build(name: str, classes: int, image: tuple[int, int, int]) -> Model:
         UserError: for an unknown name or images too small for two convolutions.
     """
     if name not in _LENETS:
-        raise UserError(f"unknown model '{name}', allowed are {', '.join(NAMES)} and FILE.py:FUNCTION")
+        hint = nearest(name, NAMES)
+        raise UserError(f"unknown model '{one_line(name)}'{hint}, allowed are {', '.join(NAMES)} and FILE.py:FUNCTION")
     if min(image[1:]) < 16:
         raise UserError(f"model '{name}' needs images of at least 16x16, got {image[1]}x{image[2]}; set image_size")
     channels, hidden, batch_norm = _LENETS[name]

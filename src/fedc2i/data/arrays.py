@@ -22,6 +22,7 @@ REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("x_validation", "y_validation")
 COPIES = 2  # of a client's arrays that are in memory at once while they are read
 MAX_CLASSES = 10_000
+MOST_LISTED = 8  # clients in a line, and classes of each
 MIN_EDGE = 8  # also what tells channels from pixels
 SHAPES = "(N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W)"
 
@@ -58,8 +59,14 @@ def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Fed
             named[path] = _class_names(path, arrays.pop("classes"))
         clients[path.stem] = arrays
     if len(set(named.values())) > 1:
-        first, other = next((a, b) for a in named for b in named if named[a] != named[b])
-        raise UserError(f"{other}: 'classes' differs from that in {first.name}; all clients must have one list")
+        distinct: dict[tuple[str, ...], str] = {}
+        for path, listed in named.items():
+            distinct.setdefault(listed, f"{path.name} has {_some(listed)}")
+        lists = "; ".join(list(distinct.values())[:MOST_LISTED])
+        raise UserError(
+            f"{root}: 'classes' differs between clients: {lists}; write one list of all of them into every file, and "
+            "number its labels by it"
+        )
     classes = next(iter(named.values()), None)
     return from_arrays(clients, classes, name=f"arrays:{argument}", image_size=image_size)
 
@@ -134,9 +141,14 @@ def _refuse_keys(where: str, given: Collection[str]) -> None:
 
 
 def _images(where: str, x: Array) -> Array:
-    if x.dtype != np.uint8:
-        raise UserError(f"{where}: type {x.dtype}, but uint8 images 0..255 are expected")
     shape = x.shape
+    if x.ndim not in (3, 4):
+        raise UserError(f"{where}: shape {shape}, allowed are {SHAPES} with H and W from {MIN_EDGE}; tables are not")
+    if x.dtype != np.uint8:
+        raise UserError(
+            f"{where}: type {x.dtype}, but uint8 images 0..255 are expected; of numbers in 0..1, "
+            "(255 * x).round().astype('uint8') makes such"
+        )
     if x.ndim == 3:
         x = x[..., None]
     elif x.ndim == 4 and shape[1] in (1, 3) and shape[3] not in (1, 3):
@@ -151,7 +163,8 @@ def _labels(where: str, y: Array) -> Array:
         raise UserError(f"{where}: {y.dtype} of shape {y.shape}, but whole numbers of shape (N,) are expected")
     for label in (int(y.min()), int(y.max())) if len(y) else ():
         if not 0 <= label < MAX_CLASSES:
-            raise UserError(f"{where}: label {label} is out of range, allowed are 0..{MAX_CLASSES - 1}")
+            hint = "; leave samples without a label out" if label < 0 else ""
+            raise UserError(f"{where}: label {label} is out of range, allowed are 0..{MAX_CLASSES - 1}{hint}")
     return y
 
 
@@ -165,6 +178,11 @@ def _read_archive(path: Path) -> dict[str, Array]:
     with npz.opened(path) as archive:
         _refuse_keys(f"client '{path.stem}'", {*REQUIRED, *archive.names} - {"classes"})
         return archive.read(archive.names, COPIES)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(one_line(name) for name in names[:MOST_LISTED])
+    return shown + (f", ... ({len(names)})" if len(names) > MOST_LISTED else "")
 
 
 def _class_names(path: Path, names: Array) -> tuple[str, ...]:

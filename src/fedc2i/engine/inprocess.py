@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from fedc2i.data.federation import Federation
-from fedc2i.engine import attacks
+from fedc2i.engine import attacks, trial
 from fedc2i.engine.adaptive import Adaptive
 from fedc2i.engine.client import ClientData, Recipe
 from fedc2i.engine.executor import Executor, Turn
@@ -109,9 +110,8 @@ def _executor(
     device: torch.device,
     on_client: Callable[[int, int], None] | None,
 ) -> Executor:
-    """The one asked for; by itself, stacked on a GPU unless padding would change the model's evaluation."""
-    fits = device.type == "cuda" and not recipes[0].model.evaluates_in_batches
-    if settings.executor == "stacked" or (settings.executor == "auto" and fits):
+    """The one asked for; by itself, stacked on a GPU unless the model cannot be."""
+    if settings.executor == "stacked" or (settings.executor == "auto" and _stacks(recipes[0].model, data, device)):
         return Stacked(data, settings.clients_at_once, [recipe.attacks for recipe in recipes])
 
     def over(pool: Pool) -> Workers:
@@ -125,6 +125,16 @@ def _executor(
     if settings.executor == "looped" or device.type != "cpu" or workers == 1 or os.name != "posix":
         return looped
     return Adaptive(looped, over, workers, settings.rounds)
+
+
+def _stacks(model: Model, data: Sequence[ClientData], device: torch.device) -> bool:
+    """Whether clients are stacked by themselves; where only the model is against it, a warning says why."""
+    if device.type != "cuda":
+        return False
+    reason = trial.obstacle(model, data[0].train.x.shape[1:])
+    if reason is not None:
+        warnings.warn(f"executor=auto: looped, because model '{model.name}' {reason}", stacklevel=2)
+    return reason is None
 
 
 @contextmanager

@@ -43,6 +43,10 @@ class Lifted(TorchFunctionMode):
             return _cross_entropy(*args, **kwargs)
         if func is F.batch_norm and self._w is not None and _is_padded(*args, **kwargs):
             return _batch_norm(self._w, *args, **kwargs)
+        if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
+            return func(*args, **{**kwargs, "need_weights": True})[0], None  # the way that vmap can give masks to
+        if func is F.scaled_dot_product_attention and not kwargs.get("enable_gqa"):
+            return _attend(*args, **kwargs)
         # What follows a convolution finds its result with the channels last in memory, as torch's would not be.
         if func is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
             return args[0].reshape(*args[1:])
@@ -200,6 +204,26 @@ def _cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean", *
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.mean()
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``F.scaled_dot_product_attention``, by operations that vmap knows, dropout among them."""
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None:
+        masked = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if masked else scores + attn_mask
+    return F.dropout(scores.softmax(-1), dropout_p) @ value
 
 
 def _is_padded(

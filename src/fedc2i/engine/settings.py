@@ -7,8 +7,9 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fedc2i import fitting
 from fedc2i.data.federation import Federation
-from fedc2i.engine import attacks, privacy, topology
+from fedc2i.engine import attacks, privacy, topology, trial
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.models import Model
@@ -98,19 +99,19 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
     Raises:
         UserError: for a model that does not fit the data or the method, options that need validation data where there
             is none, a share of clients that is none, a topology or attackers that do not fit the clients, or an
-            executor that cannot run the model, or what clipping and noise do not cover.
+            executor that cannot run the model, batches of one sample that the model cannot be trained on, or what
+            clipping and noise do not cover.
     """
     model.check(federation.clients[0].train.x[:2], len(federation.classes))
+    _refuse_single_samples(model, federation, settings.training)
     method.setup(model.init(0, "check"), model)  # a method may refuse a model, e.g. FedBN one without BatchNorm
     settings.participants(len(federation.clients))
     topology.parse(settings.topology, federation.names, seed=0)
     attacks.parse(settings.attack, federation.names, seed=0)
     if settings.executor == "workers" and os.name != "posix":
         raise UserError("executor=workers needs Linux or macOS; use executor=looped")
-    if settings.executor == "stacked" and model.evaluates_in_batches:
-        raise UserError(
-            f"executor=stacked: model '{model.name}' takes batch statistics at evaluation, too; use executor=looped"
-        )
+    if settings.executor == "stacked" and (reason := trial.obstacle(model, federation.image_shape)) is not None:
+        raise UserError(f"executor=stacked: model '{model.name}' {reason}; use executor=looped")
     if method.probe is not None and method.probe.split == "validation":
         for client in federation.clients:
             if not len(client.validation):
@@ -118,3 +119,23 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
     privacy.check(method, model, federation, settings)
     if settings.patience and not any(len(client.validation) for client in federation.clients):
         raise UserError(f"patience={settings.patience}: no client of '{federation.name}' has validation data")
+
+
+def _refuse_single_samples(model: Model, federation: Federation, training: Training) -> None:
+    """Refuses batches of one sample where the model takes statistics over samples alone."""
+    size, samples = training.batch_size, {client.name: len(client.train) for client in federation.clients}
+    single = {
+        name: count
+        for name, count in samples.items()
+        if count == 1 or size == 1 or (count % size == 1 and not (training.drop_last and count > size))
+    }
+    reason = fitting.trouble_with_one(model, federation.image_shape) if single else None
+    if reason is None:
+        return
+    name, count = next(((own, n) for own, n in single.items() if n == 1), next(iter(single.items())))
+    what = "another batch_size" if training.drop_last or size == 1 else "drop_last=true or another batch_size"
+    hint = "give it more or leave it out" if count == 1 else f"set {what}"
+    raise UserError(
+        f"client '{name}' has {count} training sample{'s' * (count > 1)}, which leaves a batch of one, and model "
+        f"'{model.name}' cannot be trained on that; {hint} ({reason})"
+    )

@@ -23,6 +23,7 @@ from fedc2i.engine.executor import Received, Trained, Turn
 from fedc2i.engine.lifting import Lifted
 from fedc2i.engine.parts import Piece, in_parts
 from fedc2i.engine.recording import Recorded
+from fedc2i.engine.room import clients_that_fit
 from fedc2i.engine.rounds import Metrics
 from fedc2i.engine.stacks import Stacks
 from fedc2i.engine.stepper import Stepper
@@ -55,7 +56,7 @@ class Stacked:
         self._data = data
         self._device = data[0].counts.device
         self._stacks = Stacks(data, attackers)
-        self._at_once = clients_at_once or 10**9
+        self._at_once = clients_at_once  # 0: not known yet
         self._made: dict[Any, _Kept] = {}  # what was recorded
         self._reads_round: set[_Kind] = set()
 
@@ -107,6 +108,7 @@ class Stacked:
 
     def _in_parts(self, turns: Sequence[Turn], compute: Callable[[list[Turn]], list[Piece]]) -> list[Piece]:
         """Results in the order of ``turns``, in as many parts as memory asks for."""
+        self._at_once = self._at_once or self._fitting(turns[0].recipe)
         while True:
             try:
                 return in_parts(turns, self._at_once, compute)
@@ -119,6 +121,13 @@ class Stacked:
             gc.collect()  # a user's method may hold tensors of its own in circles
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def _fitting(self, recipe: Recipe) -> int:
+        """How many clients are tried together at first: on a GPU all, for it tells when its memory is out."""
+        if self._device.type != "cpu":
+            return 10**9
+        samples = min(self._stacks.train.y.shape[1], recipe.training.batch_size)
+        return clients_that_fit(recipe.model, self._stacks.train.x.shape[2:], samples)
 
     # What vmap needs: stacks with an axis for seeds, one for clients, and the axes of whatever is shared.
 
