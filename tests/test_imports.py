@@ -76,7 +76,8 @@ FORBIDDEN = [
     (("data/*.py",), OUTER | {"engine", "methods", "training", "evaluate", "models"}),
     (("models.py", "training.py", "seeding.py", "options.py", "errors.py"), OUTER | {"engine", "methods", "data"}),
     (("methods/*.py",), OUTER | {"engine", "data", "evaluate"}),
-    (("engine/*.py", "evaluate.py"), OUTER),
+    (("engine/*.py", "evaluate.py"), OUTER | {"deploy"}),
+    (("engine/flower/*.py",), (OUTER | {"deploy"}) - {"runs"}),  # a site's memory writes files as a run folder does
     (("config.py",), OUTER - {"config"}),
     (("results.py",), OUTER - {"config", "results"}),
     (("runs.py",), OUTER - {"config", "results", "runs"}),

@@ -23,7 +23,7 @@ def report(number: int, **more: Any) -> Round:
 
 
 def assert_same(got: Round, want: Round) -> None:
-    plain = ("seed", "round", "seconds", "participants", "refused", "bytes_up", "bytes_down")
+    plain = ("seed", "round", "seconds", "participants", "refused", "bytes_up", "bytes_down", "why")
     assert [getattr(got, name) for name in plain] == [getattr(want, name) for name in plain]
     assert repr(got.metrics) == repr(want.metrics)  # nan is not equal to itself
     assert set(got.influence) == set(want.influence)
@@ -33,7 +33,7 @@ def assert_same(got: Round, want: Round) -> None:
 
 
 def test_reports_come_back_in_order_and_exactly(tmp_path: Path) -> None:
-    reports = [report(n) for n in range(1, 12)]
+    reports = [report(n, **({"why": {"b": "not finite"}} if n % 2 else {})) for n in range(1, 12)]
     for own in reversed(reports):
         journal.write(tmp_path / "deep" / "seed7", own)
     for got, want in zip(journal.read(tmp_path / "deep" / "seed7", 12), reports, strict=True):

@@ -8,7 +8,10 @@ import re
 import pytest
 from rich.console import Console
 
+from fedc2i.data.federation import Federation
 from fedc2i.methods.fedavg import FedAvg
+from fedc2i.models import Model
+from fedc2i.plans import prepare
 from fedc2i.progress import ProgressView
 from helpers import blank_federation, made_up
 
@@ -29,3 +32,21 @@ def test_a_heading_comes_after_the_runs_before_it(terminal: bool) -> None:
     assert places == sorted(places)
     assert [shown.count(text) for text in order[::2]] == [1, 1, 1]
     assert shown.count("received 60.00 %  trained 61.00 %") >= 2
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        ("nan@b", r"seed 0, round 1: the upload of b is not finite; left out"),
+        ("scaled:1e6@b", r"seed 0, round 1: the upload of b is \S+ times the usual size; left out"),
+    ],
+)
+def test_an_upload_that_is_left_out_has_a_reason(federation: Federation, model: Model, attack: str, said: str) -> None:
+    file = io.StringIO()
+    (planned,) = prepare(["fedavg"], {"rounds": 2, "epochs": 1, "attack": attack, "device": "cpu"}, federation, model)
+    with ProgressView(Console(file=file, width=160), 1) as view:
+        result = planned.compute(view)
+    lines = [line for line in file.getvalue().splitlines() if "the upload of" in line]
+    assert len(lines) == 1  # once, not in every round
+    assert re.fullmatch(said, lines[0])
+    assert all(list(report.why) == ["b"] and report.why["b"] in file.getvalue() for report in result.rounds[:1])

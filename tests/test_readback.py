@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,13 @@ from fedc2i import Federation, Model, Result, UserError, readback, results, run
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine import reporting
 from fedc2i.engine.rounds import POINTS
+from fedc2i.methods.base import Method
+from fedc2i.methods.fedavg import FedAvg
 from fedc2i.plans import prepare
 from fedc2i.readback import read_rounds, read_run
+from fedc2i.reopening import reopen
 from fedc2i.report import figures, tables
+from fedc2i.store import Store
 from helpers import is_drawn
 
 SEEDS = (0, 3)
@@ -242,3 +246,84 @@ def test_large_diagnostics_are_kept_of_the_last_round_and_found_again(
         )
         np.testing.assert_array_equal(own.influence(), whole.influence())
         assert ["influence_matrix" in report.influence for report in own.rounds] == [False, False, True]
+
+
+# Uploads that were left out.
+
+
+@pytest.mark.parametrize(("attack", "silent"), [("nan@100%", (0, 3)), ("nan@b", ())])
+def test_uploads_that_were_left_out_are_known_again(
+    tmp_path: Path, federation: Federation, model: Model, attack: str, silent: tuple[int, ...]
+) -> None:
+    """With their reasons, and that nobody learned from anyone; of each seed alone and out of a store, too."""
+    settings: dict[str, Any] = {"rounds": 2, "epochs": 1, "seeds": SEEDS, "attack": attack, "executor": "looped"}
+    (planned,) = prepare(["fedavg"], settings, federation, model)
+    result = planned.execute(tmp_path / "run")
+    assert result.unheard == silent
+    stored = Store(tmp_path / "store", models=False).compute(planned)
+    for got in (read_run(tmp_path / "run"), stored):
+        assert got.unheard == silent
+        assert [own.only(3).unheard for own in (got, result)] == [silent[1:]] * 2
+        assert got.refused == result.refused != {}
+        assert [own.why for own in got.rounds] == [own.why for own in result.rounds]
+        assert tables.comparison([got]).notes == tables.comparison([result]).notes
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        3,
+        {"seed": 0},
+        {"seed": 0, "round": 1, "clients": ["z"]},
+        {"seed": 0, "round": 1, "clients": "a"},
+        {"seed": 0, "round": 1, "clients": ["a"], "why": 3},
+        {"seed": 0, "round": 1, "clients": ["a"], "why": {"a": 3}},
+    ],
+    ids=str,
+)
+def test_odd_entries_of_what_was_left_out_are_a_line(folder: Path, entry: Any) -> None:
+    path = folder / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "refused": [entry]}))
+    with pytest.raises(UserError, match=r": not a complete run \(.+\); remove it and run again$"):
+        read_run(folder)
+
+
+def test_a_folder_that_does_not_say_how_many_took_part(folder: Path) -> None:
+    """As an earlier version wrote it."""
+    path = folder / "summary.json"
+    entry = {"seed": 0, "round": 2, "clients": ["a", "b", "c"]}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "refused": [entry]}))
+    result = read_run(folder)
+    assert result.refused == {"a": 1, "b": 1, "c": 1}
+    assert result.unheard == ()
+
+
+# A method of one's own.
+
+
+def test_a_run_of_a_method_made_in_another_process_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
+) -> None:
+    """Where its class is not known, only what was written of it; nothing is executed."""
+    with monkeypatch.context() as other:
+        other.setattr(Method, "registry", dict(Method.registry))
+
+        @dataclass(frozen=True)
+        class Mine(FedAvg):
+            name = "mine"
+            title = "My method"
+            strength: float = 1.0
+
+        (planned,) = prepare([Mine(strength=2.0)], {"rounds": 1, "epochs": 1}, federation, model)
+        planned.execute(tmp_path / "run")
+    result = read_run(tmp_path / "run")
+    assert (result.label, result.key) == ("My method (strength=2.0)", "mine:strength=2.0")
+    assert result.config.options["strength"] == 2.0
+    assert "My method" in tables.comparison([result]).to_markdown()
+    with pytest.raises(UserError) as refused:
+        reopen(tmp_path / "run")
+    assert "its method 'mine' was an object of Python" in str(refused.value)
+    path = tmp_path / "run" / "config.toml"
+    path.write_text(path.read_text().replace('method = "mine"', 'method = "nime"'))
+    with pytest.raises(UserError, match="unknown method 'nime'"):
+        read_run(tmp_path / "run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from fedc2i.engine import Outcome, Round, Settings, federate
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.lane import Lane
 from fedc2i.engine.saving import Start, ends_of
+from fedc2i.engine.schedule import choose
+from fedc2i.engine.server import Mailbox
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.params import unprefixed
 from fedc2i.plans import Plan, prepare
@@ -138,8 +141,10 @@ def test_a_gpu_goes_on(
     tmp_path: Path, name: str, case: str, make_federation: Callable[..., Federation], make_model: Callable[..., Model]
 ) -> None:
     federation, method = make_federation((12, 9, 7, 6), validation=4), Method.registry[name]()
-    if case == "private" and name not in ("fedavg", "fedc2i"):
-        pytest.skip("one method of each kind is enough")
+    if case == "private":
+        pytest.importorskip("opacus")
+        if name not in ("fedavg", "fedc2i"):
+            pytest.skip("one method of each kind is enough")
     assert_goes_on(tmp_path, method, make_model(), federation, (3, 0), torch.device("cuda"), **CASES.get(case, {}))
 
 
@@ -519,6 +524,371 @@ def test_a_state_of_other_types_is_refused_in_a_line(
         checkpoint.save(tmp_path / "checkpoints", 1, saved.tensors, values)
         with pytest.raises(UserError, match=r"the checkpoint after round 1 is damaged \("):
             fedc2i.resume(tmp_path, federation, model)
+
+
+# A state with the right checksum that is not one of the run.
+
+TURNED = {  # what is there in place of a tensor
+    "of another type": lambda own: own.to(torch.int32),
+    "of another shape": lambda own: own.unsqueeze(-1),
+    "of other clients": lambda own: own[:-1],
+    "missing": lambda own: None,
+}
+VALUES: list[tuple[str, Any]] = [
+    *(("downloads", odd) for odd in (["a"], [[99]], [[-1]], [[0, 0]], [[True]], [[0, 1, 2, 3]], [], [[0], [1]], [0])),
+    *(
+        ("sent", odd)
+        for odd in ([], [1, 1], [99, 98, 97], [0, 0, 2], [-1, 0, 0], ["a", 0, 0], [None] * 3, [True] * 3, [1.0] * 3)
+    ),
+    *(("patience", odd) for odd in ([None, None], [0.5, None], ["a", 0], [0.5, -1], [0.5, 2], [float("nan"), 0])),
+    *(("audience", odd) for odd in ([], [0], [0, 1, 99], [0, 1, 1], ["a"])),
+    *(("bytes_told", odd) for odd in (-1, 10**30, 0.5, "1")),
+    *(("on_cpu", odd) for odd in (["nothing"], [0], [None])),
+    *(("layout", odd) for odd in ({}, [], {"own/a": ["float32", 3]})),
+]
+
+
+def with_other(saved: checkpoint.Checkpoint, name: str, turn: Callable[[torch.Tensor], Any]) -> dict[str, torch.Tensor]:
+    changed = {**saved.tensors, name: turn(saved.tensors[name])}
+    return {name: own for name, own in changed.items() if own is not None}
+
+
+def kept_by(folder: Path) -> checkpoint.Checkpoint:
+    saved = checkpoint.load(folder / "checkpoints")
+    assert saved is not None
+    return saved
+
+
+@pytest.mark.parametrize("part", ["own", "received", "mailbox", "server0/shared"])
+def test_tensors_that_do_not_fit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model, part: str
+) -> None:
+    """In whatever way, in one of a part's tensors; before anything is computed or written."""
+    cut_run(monkeypatch, tmp_path, plan(federation, model, seeds=(0,)))
+    saved = kept_by(tmp_path)
+    name = next(name for name in saved.tensors if name.startswith(f"seed0/{part}/"))
+    for how, turn in TURNED.items():
+        checkpoint.save(tmp_path / "checkpoints", 1, with_other(saved, name, turn), saved.values)
+        line = refused(tmp_path, federation, model)
+        assert "no checkpoint can be used (the checkpoint after round 1 is " in line, how
+        said = "of another model or of other clients" if part == "own" else f"damaged ({name.removeprefix('seed0/')}: ["
+        assert said in line, how
+    checkpoint.save(tmp_path / "checkpoints", *saved)
+    fedc2i.resume(tmp_path, federation, model)
+
+
+def test_values_that_do_not_fit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
+) -> None:
+    cut_run(monkeypatch, tmp_path, plan(federation, model, seeds=(0,), clients_per_round=3))
+    saved = kept_by(tmp_path)
+    for name, odd in VALUES:
+        assert repr(saved.values["0"][name]) != repr(odd)
+        checkpoint.save(tmp_path / "checkpoints", 1, saved.tensors, {"0": {**saved.values["0"], name: odd}})
+        assert "the checkpoint after round 1 is damaged (" in refused(tmp_path, federation, model), (name, odd)
+    checkpoint.save(tmp_path / "checkpoints", *saved)
+    fedc2i.resume(tmp_path, federation, model)
+
+
+def test_an_audience_must_be_of_clients_and_have_those_who_train_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
+) -> None:
+    """As many as have received, so that only the numbers tell."""
+    planned = plan(federation, model, seeds=(0,))
+    cut_run(monkeypatch, tmp_path, planned)
+    saved, next_ones = kept_by(tmp_path), [*choose(0, planned.config.settings(), 3, 2)]
+    (other,) = {0, 1, 2} - {*next_ones}
+    for odd in ([*next_ones, 99], [*next_ones, next_ones[0]], [*next_ones, "a"]):
+        checkpoint.save(tmp_path / "checkpoints", 1, saved.tensors, {"0": {**saved.values["0"], "audience": odd}})
+        assert "there are 3 clients" in refused(tmp_path, federation, model), odd
+    few = {name: own[:2] if "/received/" in name else own for name, own in saved.tensors.items()}
+    layout = {
+        name: [kind, 2, *own] for name, (kind, _, *own) in saved.values["0"]["layout"].items() if "eived/" in name
+    }
+    said = {**saved.values["0"], "layout": {**saved.values["0"]["layout"], **layout}, "audience": [other, next_ones[0]]}
+    checkpoint.save(tmp_path / "checkpoints", 1, few, {"0": said})
+    assert "too few" in refused(tmp_path, federation, model)
+
+
+@pytest.mark.parametrize("number", [0, 3, 4])
+def test_a_seed_goes_on_only_between_two_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model, number: int
+) -> None:
+    cut_run(monkeypatch, tmp_path, plan(federation, model, seeds=(0,)))
+    saved = kept_by(tmp_path)
+    for path in (tmp_path / "checkpoints").glob("round*"):
+        path.unlink()
+    values = {"0": {**saved.values["0"], "sent": [0, 0, 0]}}
+    checkpoint.save(tmp_path / "checkpoints", number, saved.tensors, values)
+    assert f"a seed that goes on behind round {number} of 3" in refused(tmp_path, federation, model)
+
+
+@pytest.mark.parametrize(
+    ("method", "part"),
+    [
+        *(("fedavg", part) for part in ("received", "mailbox")),
+        *(("fedc2i:top_k=1", part) for part in ("received", "server0/reports")),
+        ("pfedgraph", "server0/personal"),
+    ],
+)
+def test_a_state_that_does_not_say_how_it_is_laid_out(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_federation: Callable[..., Federation],
+    model: Model,
+    method: str,
+    part: str,
+) -> None:
+    """As one of an earlier version: it is gone on with, and refused by what the run itself knows."""
+    federation = make_federation((12, 9, 7, 6, 8))
+    planned = plan(federation, model, method, seeds=(0,), clients_per_round=4)
+    planned.execute(tmp_path / "whole")
+    cut_run(monkeypatch, tmp_path / "cut", planned)
+    saved = kept_by(tmp_path / "cut")
+    values = {"0": {name: own for name, own in saved.values["0"].items() if name != "layout"}}
+    name = next(name for name in saved.tensors if name.startswith(f"seed0/{part}/"))
+    known = set(TURNED) if part == "received" else {"of other clients"}
+    for how in sorted(known | ({"of another type"} if part.endswith("reports") else set())):
+        checkpoint.save(tmp_path / "cut" / "checkpoints", 1, with_other(saved, name, TURNED[how]), values)
+        assert "the checkpoint after round 1 is damaged (" in refused(tmp_path / "cut", federation, model), how
+    checkpoint.save(tmp_path / "cut" / "checkpoints", 1, saved.tensors, values)
+    fedc2i.resume(tmp_path / "cut", federation, model)
+    assert result_files(tmp_path / "cut") == result_files(tmp_path / "whole")
+
+
+def test_the_models_of_a_seed_that_has_ended_must_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
+) -> None:
+    """Cut off behind the last round, before the run's results are written."""
+    planned = plan(federation, model)
+    planned.execute(tmp_path / "whole")
+    cut = tmp_path / "cut"
+    with cut_off(monkeypatch, RunFolder, "finish"):
+        planned.execute(cut)
+    saved = kept_by(cut)
+    assert saved.values == {"0": {"ended": 3}, "2": {"ended": 3}}
+    for path in (cut / "checkpoints").glob("round000002.*"):
+        path.unlink()
+    for part in ("own", "received"):
+        name = next(name for name in saved.tensors if name.startswith(f"seed2/{part}/"))
+        for how, turn in TURNED.items():
+            checkpoint.save(cut / "checkpoints", 3, with_other(saved, name, turn), saved.values)
+            assert "the checkpoint after round 3 is " in refused(cut, federation, model), (part, how)
+    for odd in (0, 4, -1, True, 2.5):
+        checkpoint.save(cut / "checkpoints", 3, saved.tensors, {**saved.values, "2": {"ended": odd}})
+        assert "the checkpoint after round 3 is damaged (ended=" in refused(cut, federation, model), odd
+    checkpoint.save(cut / "checkpoints", *saved)
+    fedc2i.resume(cut, federation, model)
+    assert result_files(cut) == result_files(tmp_path / "whole")
+
+
+def test_behind_a_state_that_does_not_fit_the_one_before_it_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
+) -> None:
+    planned = plan(federation, model, rounds=4)
+    planned.execute(tmp_path / "whole")
+    cut_run(monkeypatch, tmp_path / "cut", planned, after=3)
+    saved = kept_by(tmp_path / "cut")
+    name = next(name for name in saved.tensors if name.startswith("seed2/received/"))
+    spoiled = with_other(saved, name, TURNED["of another type"])
+    checkpoint.save(tmp_path / "cut" / "checkpoints", 3, spoiled, saved.values)
+    result = fedc2i.resume(tmp_path / "cut", federation, model)
+    assert isinstance(result, fedc2i.Result)
+    assert result_files(tmp_path / "cut") == result_files(tmp_path / "whole")
+
+
+def test_the_command_refuses_a_state_that_does_not_fit_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_federation: Callable[..., Federation]
+) -> None:
+    data = write_arrays(tmp_path / "data", make_federation((12, 9, 7)))
+    with cut_off(monkeypatch, RunFolder, "record", 3):
+        fedc2i.run("fedc2i", data, out=tmp_path / "run", **SETTINGS, model="lenet5")
+    saved = kept_by(tmp_path / "run")
+    spoiled = with_other(saved, "seed0/received/conv1.weight", TURNED["of another type"])
+    checkpoint.save(tmp_path / "run" / "checkpoints", 1, spoiled, saved.values)
+    answer = call("resume", str(tmp_path / "run"))
+    assert (answer.code, answer.out) == (2, "")
+    assert "the checkpoint after round 1 is damaged (received/conv1.weight: ['float32', " in answer.err
+    assert "Traceback" not in answer.err
+    assert answer.err.count("\n") == 1
+
+
+METHOD = """
+from dataclasses import dataclass
+from fedc2i.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    name = "mine"
+    title = "Mine"
+"""
+NET = """
+from torch import nn
+import fedc2i
+
+def net(classes, image):
+    def build():
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 5), nn.Tanh(), nn.Linear(5, classes))
+    return fedc2i.split(build, head="3", name="net")
+"""
+
+
+@pytest.fixture
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A method's and a model's; what they define is forgotten again."""
+    monkeypatch.setattr(Method, "registry", dict(Method.registry))
+    files = tmp_path / "mine.py", tmp_path / "net.py"
+    for path, content in zip(files, (METHOD, NET), strict=True):
+        path.write_text(content)
+    return files
+
+
+@pytest.mark.parametrize("what", ["method", "model"])
+def test_a_changed_file_of_a_method_or_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, own_files: tuple[Path, Path], what: str
+) -> None:
+    method, model = own_files
+    (planned,) = prepare([f"{method}:Mine"], {**SETTINGS, "model": f"{model}:net"}, federation)
+    planned.execute(tmp_path / "whole")
+    cut, changed = tmp_path / "cut", {"method": method, "model": model}[what]
+    cut_run(monkeypatch, cut, planned)
+    before = changed.read_text()
+    changed.write_text(before + "\n# an afterthought\n")
+    line = refused(cut, federation)
+    assert f"{changed}, where its {what} comes from, is not what it was when the run was begun" in line
+    assert line.endswith(f"or run it anew (fedc2i run --config {cut / 'config.toml'})")
+    changed.write_text(before)
+    fedc2i.resume(cut, federation)
+    assert result_files(cut) == result_files(tmp_path / "whole")
+
+
+def test_a_folder_of_an_earlier_version_goes_on_without_the_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, own_files: tuple[Path, Path]
+) -> None:
+    method, model = own_files
+    (planned,) = prepare([f"{method}:Mine"], {**SETTINGS, "model": f"{model}:net"}, federation)
+    cut_run(monkeypatch, tmp_path / "cut", planned)
+    path = tmp_path / "cut" / "checkpoints" / "begun.json"
+    written = json.loads(path.read_text())
+    assert written.pop("files").keys() == {"method", "model"}
+    path.write_text(json.dumps(written))
+    method.write_text(METHOD + "\n")
+    assert isinstance(fedc2i.resume(tmp_path / "cut", federation), fedc2i.Result)
+
+
+def test_a_changed_file_in_a_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model, own_files: tuple[Path, Path]
+) -> None:
+    """Of a run that was not begun yet, too: the plan of the comparison has the checksum."""
+    wanted = ["fedavg", f"{own_files[0]}:Mine"]
+    with cut_off(monkeypatch, RunFolder, "record", 3):
+        fedc2i.compare(wanted, federation, model=model, out=tmp_path / "cut", **SETTINGS)
+    assert not (tmp_path / "cut" / "mine").exists()
+    own_files[0].write_text(METHOD + "\n")
+    with pytest.raises(UserError, match="where its method comes from, is not what it was"):
+        fedc2i.resume(tmp_path / "cut", federation, model)
+
+
+@pytest.mark.parametrize("name", ["begun.json", "plan.json"])
+def test_records_too_large_for_memory_are_not_read(cut: Path, federation: Federation, model: Model, name: str) -> None:
+    path = cut / "checkpoints" / name if name == "begun.json" else cut / name
+    with path.open("ab") as file:
+        file.truncate(2**42)
+    with pytest.raises(UserError, match=rf"{name}: its contents declare 4,398,046,511,104 bytes, but .* are free"):
+        fedc2i.resume(cut, federation, model)
+
+
+def test_a_pipe_in_place_of_a_record_is_refused(cut: Path, federation: Federation, model: Model) -> None:
+    path = cut / "checkpoints" / "begun.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=r"begun\.json: not a file"):
+        fedc2i.resume(cut, federation, model)
+
+
+def test_a_run_with_noise_that_goes_on_sends_what_was_sent_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
+) -> None:
+    """Bit for bit, also in rounds that are done a second time: noise and all, nothing is sent that was not."""
+    sent: dict[int, list[dict[str, torch.Tensor]]] = {}
+    receive = Mailbox.receive
+
+    def listen(self: Mailbox, clients: Any, uploads: Any, round: int) -> dict[int, str]:
+        sent.setdefault(round, []).append({name: own.clone() for name, own in uploads.items()})
+        return receive(self, clients, uploads, round)
+
+    monkeypatch.setattr(Mailbox, "receive", listen)
+    planned = plan(federation, model, rounds=4, seeds=(0,), clip=0.3, noise=0.5)
+    cut_run(monkeypatch, tmp_path, planned, after=3)
+    (tmp_path / "checkpoints" / "round000003.safetensors").write_bytes(b"")  # it falls back by one more
+    fedc2i.resume(tmp_path, federation, model)
+    assert {round: len(own) for round, own in sent.items()} == {1: 1, 2: 1, 3: 2, 4: 2}
+    assert all(same(own[0], own[-1]) for own in sent.values())
+    assert not same(sent[3][0], sent[4][0])
+
+
+# How much a checkpoint writes.
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fedavg", {}),
+        ("fedc2i", {}),
+        ("fedrep", {}),
+        ("fedavg", {"clip": 0.5, "noise": 0.1}),
+        ("fedc2i", {"seeds": (0, 1)}),
+        ("fedavg", {"clients_per_round": 2, "evaluate_every": 0}),
+        ("ditto", {"clients_per_round": 2}),
+    ],
+    ids=str,
+)
+def test_the_size_of_a_checkpoint_is_known_from_the_shapes(
+    tmp_path: Path, federation: Federation, model: Model, name: str, settings: dict[str, Any]
+) -> None:
+    """Up to a model of the server's; of three clients that is a part worth mentioning."""
+    planned = plan(federation, model, name, **{"rounds": 3, "seeds": (0,), "clients_per_round": "100%", **settings})
+    sizes: list[int] = []
+
+    def keep(number: int, is_last: bool, state: Callable[[], Any]) -> None:
+        checkpoint.save(tmp_path, number, *state())
+        sizes.append((tmp_path / f"round{number:06d}.safetensors").stat().st_size)
+
+    planned.compute(keep=keep)
+    assert planned.checkpoint_size() == pytest.approx(max(sizes), rel=0.25)
+
+
+def test_large_checkpoints_are_told_before_the_first_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
+) -> None:
+    said: list[str] = []
+
+    class Told:
+        def begin(self, result: fedc2i.Result) -> None:
+            said.append("begin")
+
+        def client(self, done: int, of: int) -> None: ...
+
+        def round(self, report: Round) -> None: ...
+
+        def say(self, line: str) -> None:
+            said.append(line)
+
+    plan(federation, model).execute(tmp_path / "small", Told())
+    assert said == ["begin"]
+    monkeypatch.setattr(keeping, "MUCH", 200_000)  # two seeds of three clients with 4,642 numbers write 223 kB
+    for every, words in {1: "after every round", 2: "", 0: ""}.items():
+        said.clear()
+        plan(federation, model, clients_per_round=3, checkpoint_every=every).execute(tmp_path / str(every), Told())
+        assert said[-1] == "begin"
+        assert said[:-1] == (
+            [
+                f"checkpoints of about 0.2 MB are written into {tmp_path / '1' / 'checkpoints'} {words}; "
+                "checkpoint_every=K (--set) writes them after every K rounds, 0 none"
+            ]
+            if words
+            else []
+        )
 
 
 # Two at once.

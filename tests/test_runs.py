@@ -207,7 +207,9 @@ def test_run_that_diverges_leaves_valid_json(federation: Federation, tmp_path: P
     lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert None in [line["value"] for line in lines if line["metric"] == "loss"]
     content = json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=refuse)
-    assert content["refused"] == [{"seed": 0, "round": 1, "clients": ["a", "b", "c"]}]
+    assert content["refused"] == [
+        {"seed": 0, "round": 1, "clients": ["a", "b", "c"], "of": 3, "why": dict.fromkeys("abc", "not finite")}
+    ]
 
 
 def test_compare_puts_runs_beside_the_comparison(federation: Federation, tmp_path: Path) -> None:

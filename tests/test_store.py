@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -188,6 +190,22 @@ def test_changed_data_is_another_run(plan: MakePlan, store: Store, make_federati
     changed = [replace(data, clients=(client, *others)) for client in (relabelled, moved, renamed)]
     folders = {store.folder(plan(data=one), 0) for one in (data, *changed)}
     assert len(folders) == 4
+
+
+def test_changed_file_of_a_model_is_another_run(
+    store: Store, tmp_path: Path, make_federation: Callable[..., Federation]
+) -> None:
+    file = tmp_path / "net.py"
+    file.write_text(
+        "import fedc2i\nfrom torch import nn\n\n\ndef net(classes, image):\n"
+        "    build = lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 5), nn.Tanh(), nn.Linear(5, classes))\n"
+        "    return fedc2i.split(build, head='3', name='net')\n"
+    )
+    (planned,) = prepare(["fedavg"], {**QUICK, "model": f"{file}:net"}, make_federation())
+    before = store.folder(planned, 0)
+    assert store.folder(planned, 0) == before
+    file.write_text(file.read_text() + "\n")
+    assert store.folder(planned, 0) != before
 
 
 def test_changed_version_is_another_run(plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,3 +393,39 @@ def test_root_on_a_read_only_disk(plan: MakePlan, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(UserError, match=r"runs.*: cannot be written \(Read-only file system\)"):
         Store(tmp_path / "runs").compute(plan())
+
+
+# Beside another process.
+
+
+def test_waiting_for_another_process_is_said_once(
+    plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while, and then in one line; it goes on when the other one lets go, however that ends."""
+    planned, said = plan(seeds="0"), list[str]()
+    folder = store.folder(planned, 0)
+    folder.mkdir(parents=True)
+    hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX); "
+    hold += "print('held', flush=True); sys.stdin.read()"
+    monkeypatch.setattr(store_module, "SILENCE", 0.3)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", hold, str(folder)], text=True, **pipes) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+
+        class Told(Watch):
+            def say(self, line: str) -> None:
+                said.append(line)
+                other.kill()
+
+        store.compute(planned, Told())
+    assert said == [f"waiting for another process that computes {folder}"]
+    assert (folder / "summary.json").is_file()
+
+
+def test_nothing_is_said_where_nobody_is_waited_for(plan: MakePlan, store: Store) -> None:
+    class Told(Watch):
+        def say(self, line: str) -> None:
+            raise AssertionError(line)
+
+    store.compute(plan(seeds="0"), Told())

@@ -149,7 +149,7 @@ def start(
     from fedc2i.deploy.conduct import conduct, open_link
     from fedc2i.deploy.coordinator import admitted
     from fedc2i.deploy.folders import read_coordinator
-    from fedc2i.engine.flower.lead import Job
+    from fedc2i.deploy.lead import Job
 
     own = read_coordinator(folder, ready=not insecure)
     keys = {} if insecure else admitted(own)

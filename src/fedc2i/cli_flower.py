@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +13,15 @@ from rich.console import Console
 from fedc2i.cli_common import Data, DataDir, Json, ModelName, Out, Rounds, Seeds, Set, Topology, show, values_of
 from fedc2i.config import make
 from fedc2i.errors import UserError
-from fedc2i.plans import parse, prepare
+from fedc2i.keeping import locked
+from fedc2i.plans import prepare
 from fedc2i.readback import read_run
 from fedc2i.runs import new_folder, slug
+from fedc2i.specs import parse
 
 if TYPE_CHECKING:
+    from fedc2i.deploy.lead import Job
     from fedc2i.engine.flower.gather import Policy
-    from fedc2i.engine.flower.lead import Job
 
 # What needs the extra `flower` is imported inside the commands, so that all others work without it.
 
@@ -69,13 +71,15 @@ def flower_local(
     """Run a method over real Flower processes on this machine, with TLS and authentication.
 
     A SuperLink and a SuperNode for each site are started with keys made for the occasion, and all of them are ended
-    when the run is over, fails, or is interrupted.
+    when the run is over, fails, or is interrupted. `fedc2i resume` goes on with a run that was cut off.
     """
     require_flower()
-    from fedc2i.deploy.local import run_locally
-    from fedc2i.engine.flower.lead import Job
+    from fedc2i.deploy.lead import Job
+    from fedc2i.deploy.local import set_up
+    from fedc2i.deploy.setup import refuse_neighbours
 
     values = values_of(None, set_, data, data_dir, None, model, rounds, seeds, topology, None, None, None, None)
+    refuse_neighbours(method, values.get("model"))
     (plan,) = prepare([method], values)
     federation = plan.federation
     count = len(federation.clients) if sites is None else sites
@@ -101,17 +105,49 @@ def flower_local(
     job = Job(
         folder.absolute(), absolute(method), absolute_settings(settings), classes=federation.classes, policy=policy
     )
-    with tempfile.TemporaryDirectory() as temporary:
-        kept = Path(temporary) / "federation" if keep is None else keep
-        run_locally(
-            job,
-            plan.config.data,
-            {name: name for name in federation.names},
-            kept,
-            say,
-            None if plan.config.data_dir is None else Path(plan.config.data_dir),
-            plan.config.image_size,
-        )
+    with locked(folder):
+        own_data_dir = None if plan.config.data_dir is None else Path(plan.config.data_dir)
+        clients = {name: name for name in federation.names}
+        job = set_up(job, plan.config.data, clients, keep, own_data_dir, plan.config.image_size)
+        _run_locally(job, folder)
+    if keep is not None:
+        say(f"The sites' folders and logs are kept in {keep}")
+    finish(folder, json)
+
+
+def _run_locally(job: Job, folder: Path) -> None:
+    from fedc2i.deploy.local import clear, run_locally
+
+    try:
+        run_locally(job, say)
+    except BaseException:
+        if not job.is_finished:
+            say(f"`fedc2i resume {folder}` goes on from the last finished round")
+        raise
+    clear(job)
+
+
+def is_local(folder: Path) -> bool:
+    """Whether a run folder is of `fedc2i flower-local`."""
+    try:
+        return bool(loads((folder / "job.json").read_text(encoding="utf-8")).get("local"))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+
+
+def go_on(folder: Path, json: bool) -> None:
+    """Goes on with a run of `fedc2i flower-local` that was cut off, and shows it."""
+    require_flower()
+    from fedc2i.deploy.local import clear, read_job
+
+    with locked(folder):
+        job = read_job(folder)
+        if job.is_finished:
+            say(f"{folder} is finished")
+            clear(job)
+        else:
+            say(f"Going on with {folder}")
+            _run_locally(job, folder)
     finish(folder, json)
 
 
@@ -149,8 +185,11 @@ def settings_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
     """Settings of a run over sites that have their own data, checked as far as that can be without the data.
 
     Raises:
-        UserError: for a setting that is unknown, wrong, or says where data lies.
+        UserError: for a setting that is unknown, wrong, or says where data lies; for a file that needs others.
     """
+    from fedc2i.deploy.setup import refuse_neighbours
+
+    refuse_neighbours(method, values.get("model"))
     for name in _OF_DATA:
         if values.get(name) is not None:
             raise UserError(f"{name} is each site's own affair: it stands in its site.toml")

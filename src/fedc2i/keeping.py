@@ -18,21 +18,22 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedc2i import checkpoint, journal
+from fedc2i import checkpoint, journal, plugins
 from fedc2i.config import Config
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Round
 from fedc2i.engine.saving import Start, State, ends_of
 from fedc2i.errors import UserError, one_line
 from fedc2i.results import versions
-from fedc2i.runs import to_json, write_atomically, writing
+from fedc2i.runs import read_json, to_json, write_atomically, writing
 
 SUMMARY = "summary.json"
 OBJECTS = ("data", "model", "method")  # what may come as an object of Python
+MUCH = 10**9  # bytes of checkpoints for each round, that a user should know of
 _BITS = ("fedc2i", "torch")  # packages of which another version is not expected to give the same bits
 _FREE = ("data_dir", "device", "workers", "checkpoint_every")  # settings that may be others after an interruption
 
@@ -48,6 +49,7 @@ class Begun:
         device: where it was computed.
         given: what came as an object of Python, which a file cannot name: data, model or method.
         notes: what a reader of the result must know of its interruptions.
+        files: checksums of the Python files that its method and its model come from, see `checksums_of_files`.
     """
 
     settings: str
@@ -56,6 +58,7 @@ class Begun:
     device: str
     given: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: Config, federation: Federation, given: Sequence[str], notes: Sequence[str]) -> Begun:
@@ -63,18 +66,19 @@ class Begun:
         decided = {name: value for name, value in asdict(config).items() if name not in _FREE}
         decided["topology"] = neighbours(config.topology)
         text, device = json.dumps(decided, default=str), config.torch_device().type
-        return cls(text, federation.checksums, versions(), device, tuple(given), tuple(notes))
+        files = checksums_of_files(config)
+        return cls(text, federation.checksums, versions(), device, tuple(given), tuple(notes), files)
 
     @classmethod
     def read(cls, folder: Path) -> Begun | None:
         """Of the run in ``folder``; none if it never came that far.
 
         Raises:
-            UserError: if the file is damaged.
+            UserError: if the file is damaged, or does not fit into memory.
         """
         path = _begun(folder)
         try:
-            return cls.of_values(json.loads(path.read_text(encoding="utf-8")))
+            return cls.of_values(read_json(path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -89,7 +93,7 @@ class Begun:
         """
         found = cls(**dict(values) | {name: tuple(values[name]) for name in ("given", "notes")})
         texts = all(isinstance(text, str) for text in (found.settings, found.device, *found.notes))
-        tables = isinstance(found.data, dict) and isinstance(found.versions, dict)
+        tables = all(isinstance(table, dict) for table in (found.data, found.versions, found.files))
         if not texts or not tables or not set(found.given) <= set(OBJECTS):
             raise ValueError("an entry is of another type")
         return found
@@ -98,8 +102,9 @@ class Begun:
         """Refuses to go on with what would not give the numbers of an uninterrupted run, but for another device.
 
         Raises:
-            UserError: for other settings, data or versions.
+            UserError: for other settings, data or versions, or a changed file of the method or model.
         """
+        anew = f"run it anew (fedc2i run --config {folder / 'config.toml'})"
         if now.settings != self.settings:
             raise UserError(
                 f"{folder}: config.toml, a topology's file or an object given is not what the run was begun with"
@@ -108,12 +113,19 @@ class Begun:
         if dict(now.data) != dict(self.data):
             other = [name for name in {**self.data, **now.data} if self.data.get(name) != now.data.get(name)]
             raise UserError(f"{folder}: the data is not what the run was begun with (clients {', '.join(other)})")
+        for what, checksum in self.files.items():
+            if now.files.get(what) != checksum:
+                file = one_line(plugins.file_of(dict(json.loads(now.settings))[what]))
+                raise UserError(
+                    f"{folder}: {file}, where its {what} comes from, is not what it was when the run was begun; "
+                    f"put it back, or {anew}"
+                )
         for package in _BITS:
             was, here = self.versions.get(package), now.versions.get(package)
             if was != here:
                 raise UserError(
                     f"{folder}: begun with {package} {was}, and here is {here}, which may give other numbers; "
-                    f"go on with {package} {was}, or run it again (fedc2i run --config {folder / 'config.toml'})"
+                    f"go on with {package} {was}, or {anew}"
                 )
 
 
@@ -141,6 +153,17 @@ class Keeper:
             for rest in self._folder.rglob(".*.part"):
                 rest.unlink(missing_ok=True)
 
+    def expect(self, size: int, say: Callable[[str], None]) -> None:
+        """Says how many bytes a checkpoint will have, if that is much for a round."""
+        if not self._every or size / self._every < MUCH:
+            return
+        often = "after every round" if self._every == 1 else f"after every {self._every} rounds"
+        amount = f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+        say(
+            f"checkpoints of about {amount} are written into {self._states} {often}; "
+            "checkpoint_every=K (--set) writes them after every K rounds, 0 none"
+        )
+
     def begin(self, begun: Begun) -> None:
         """Writes down on what the run is begun."""
         write_atomically(_begun(self._folder), to_json(asdict(begun)).encode(), durable=True)
@@ -155,14 +178,25 @@ class Keeper:
         if self._every and (is_last or number % self._every == 0):
             checkpoint.save(self._states, number, *state())
 
-    def latest(self, seeds: Sequence[int]) -> tuple[Start, list[Round]] | None:
+    def latest(
+        self, seeds: Sequence[int], require_fit: Callable[[State, int], None]
+    ) -> tuple[Start, list[Round]] | None:
         """Where to go on, with all reports up to there in the order of an uninterrupted run; none: at the beginning.
+
+        Args:
+            seeds: of the run.
+            require_fit: raises a `UserError` for a state, and the round it is of, that the run cannot go on from.
 
         Raises:
             UserError: if there are checkpoints, and none can be used.
         """
         damaged: list[str] = []
         for saved in checkpoint.sound(self._states):
+            try:
+                require_fit((saved.tensors, saved.values), saved.round)
+            except UserError as error:
+                damaged.append(str(error))
+                continue
             try:
                 ends = ends_of(saved.values, saved.round)
                 by_seed = {seed: journal.read(self._reports(seed), ends[seed] + 1) for seed in seeds}
@@ -190,6 +224,16 @@ class Keeper:
 
 def _begun(folder: Path) -> Path:
     return folder / "checkpoints" / "begun.json"
+
+
+def checksums_of_files(config: Config) -> dict[str, str]:
+    """Of the Python files that are named as a run's method and model, under these words; what they import is not in.
+
+    Empty where both are the package's own.
+    """
+    named = {"method": config.method, "model": str(config.model)}
+    files = {what: Path(plugins.file_of(name)) for what, name in named.items() if plugins.is_plugin(name)}
+    return {what: hashlib.sha256(path.read_bytes()).hexdigest() for what, path in files.items() if path.is_file()}
 
 
 def neighbours(topology: str) -> str:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedc2i import data as sources
-from fedc2i import methods, models, plugins
 from fedc2i.config import Config, make, run_settings
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Round, federate
-from fedc2i.engine.saving import Keep, Start
+from fedc2i.engine.saving import Keep, Start, require_fit, size_of_state
 from fedc2i.engine.settings import check
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, nearest, one_line
 from fedc2i.keeping import Begun, Keeper
 from fedc2i.methods.base import Method
 from fedc2i.models import Model
-from fedc2i.options import convert, options_of
 from fedc2i.results import Result
 from fedc2i.runs import RunFolder, slug
+from fedc2i.specs import build, is_listed, key_of, option_names, parse, said
 
 
 class Observer(Protocol):
@@ -75,6 +74,11 @@ class Plan:
         federation = replace(self.federation, notes=(*self.federation.notes, *notes)) if notes else self.federation
         return replace(self, federation=federation, notes=tuple(notes))
 
+    def checkpoint_size(self) -> int:
+        """About how many bytes a checkpoint of all its seeds will have."""
+        settings = self.config.settings()
+        return size_of_state(self.method, self.model, self.federation, settings, self.config.seeds)
+
     def require_engine(self) -> None:
         """Refuses an engine that cannot run here.
 
@@ -105,13 +109,16 @@ class Plan:
             return self.compute(observer)
         files = RunFolder(folder, self.federation.names)
         keeper = Keeper(folder, self.config.checkpoint_every if self.config.engine == "inprocess" else 0)
-        so_far = keeper.latest(self.config.seeds)
+        run = self.method, self.model, self.federation, self.config.settings(), self.config.seeds
+        so_far = keeper.latest(self.config.seeds, partial(require_fit, *run))
         keeper.clean()
         keeper.begin(self.begun)  # first: a folder with a config.toml can be gone on with
         files.begin(self.config)
         start, reports = so_far or (None, [])
+        say = getattr(observer, "say", lambda line: None)
         if start is not None:
-            getattr(observer, "say", lambda line: None)(f"{folder} goes on behind round {start.round}")
+            say(f"{folder} goes on behind round {start.round}")
+        keeper.expect(self.checkpoint_size(), say)
         files.restart(reports)
 
         def record(report: Round) -> None:
@@ -212,7 +219,7 @@ def prepare(
 
     drafts: list[tuple[Method, Config]] = []
     for kind, name, own in parsed:
-        allowed = {*run_settings(), *_option_names(kind)}
+        allowed = {*run_settings(), *option_names(kind)}
         config = make(kind, {**{key: value for key, value in values.items() if key in allowed}, **own, "method": name})
         drafts.append((kind(**config.options), config))
 
@@ -229,12 +236,12 @@ def prepare(
         config = replace(draft.fitted(federation), options=asdict(method), model=fitted.model)
         config = replace(config, data=federation.name) if isinstance(data, Federation) else config
         config = replace(config, model=model.name) if isinstance(model, Model) else config
-        said = _said(method)
-        label = f"{method.title} ({', '.join(said)})" if said else method.title
+        differs = said(method)
+        label = f"{method.title} ({', '.join(differs)})" if differs else method.title
         objects = {
             "data": isinstance(data, Federation),
             "model": isinstance(model, Model),
-            "method": isinstance(named, Method) and not _is_listed(named),
+            "method": isinstance(named, Method) and not is_listed(named),
         }
         given = tuple(name for name, is_object in objects.items() if is_object)
         plans.append(Plan(method, built, federation, config, label, key_of(method), given))
@@ -245,71 +252,14 @@ def prepare(
     return plans
 
 
-def key_of(method: Method) -> str:
-    """The method with the options that differ from its defaults, as typed on a command line."""
-    said = _said(method)
-    return f"{method.name}:{','.join(said)}" if said else method.name
-
-
-def _said(method: Method) -> list[str]:
-    options = options_of(type(method)).items()
-    return [f"{name}={value}" for name, own in options if (value := getattr(method, name)) != own.default]
-
-
-def parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
-    """The method's class, its name as the user wrote it, and the options that came with it.
-
-    Raises:
-        UserError: if there is no such method, or it has no such option.
-    """
-    if isinstance(wanted, Method):
-        _require_name(type(wanted), type(wanted).__name__)
-        return type(wanted), wanted.name, asdict(wanted)
-    if not isinstance(wanted, str):
-        raise UserError(f"a method is a name such as fedc2i or a fedc2i.Method, got '{wanted}'")
-    if plugins.is_plugin(wanted):
-        file, _, rest = wanted.partition(".py:")
-        attribute, _, options = rest.partition(":")
-        name = f"{file}.py:{attribute}"
-        kind = plugins.load(name)
-        if not (isinstance(kind, type) and issubclass(kind, Method)):
-            raise UserError(f"{name} is not a subclass of fedc2i.Method")
-    else:
-        name, _, options = wanted.partition(":")
-        kind = methods.get(name)
-    _require_name(kind, name)
-    hints = typing.get_type_hints(kind)
-    own = {}
-    for entry in filter(None, options.split(",")):
-        key, equals, value = entry.partition("=")
-        if not equals or key not in _option_names(kind):
-            allowed = ", ".join(_option_names(kind)) or "none"
-            raise UserError(f"'{wanted}': no option '{key}', allowed are {allowed}, written name=value")
-        own[key] = convert(value, hints[key], f"'{wanted}': {key}")
-    return kind, name, own
-
-
-def _is_listed(method: Method) -> bool:
-    """Whether the method's name alone leads to its class in any process."""
-    return type(method).__module__.startswith(f"{methods.__name__}.")
-
-
-def _require_name(kind: type[Method], where: str) -> None:
-    if not (vars(kind).get("name") and vars(kind).get("title")):  # inherited ones would pass it off as its parent
-        raise UserError(f"{where} needs the class attributes name and title of its own")
-
-
-def _option_names(kind: type[Method]) -> list[str]:
-    return list(options_of(kind))
-
-
 def _refuse_unknown(values: Mapping[str, Any], kinds: Sequence[type[Method]]) -> None:
-    options = sorted({name for kind in kinds for name in _option_names(kind)})
+    options = sorted({name for kind in kinds for name in option_names(kind)})
     for name in values:
         if name not in run_settings() and name not in options:
             owner = kinds[0].name if len(kinds) == 1 else "these methods"
+            hint = nearest(name, (*options, *run_settings()))
             raise UserError(
-                f"unknown setting '{name}'; {owner}: {', '.join(options) or 'no options'}; "
+                f"unknown setting '{one_line(name)}'{hint}; {owner}: {', '.join(options) or 'no options'}; "
                 f"every run: {', '.join(run_settings())}"
             )
 
@@ -322,22 +272,3 @@ def _load(config: Config) -> Federation:
         partition=config.partition,
         seed=config.data_seed,
     )
-
-
-def build(name: str, classes: Sequence[str], image_shape: tuple[int, int, int]) -> Model:
-    """A model by its name or ``FILE.py:FUNCTION``, fitted to the data.
-
-    Raises:
-        UserError: if there is no such model, or the function fails.
-    """
-    if not plugins.is_plugin(name):
-        return models.build(name, len(classes), image_shape)
-    try:
-        built = plugins.load(name)(len(classes), image_shape)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{name}(classes, image_shape): {type(error).__name__}: {error}") from error
-    if not isinstance(built, Model):
-        raise UserError(f"{name} must return fedc2i.split(module, head=...), got {type(built).__name__}")
-    return built

@@ -17,13 +17,18 @@ def is_plugin(name: str) -> bool:
     return ".py:" in name
 
 
+def file_of(name: str) -> str:
+    """The FILE.py of ``FILE.py:NAME``."""
+    return name.rpartition(":")[0]
+
+
 def load(name: str) -> Any:
     """The object called NAME in FILE.py. The file is executed, as with ``python FILE.py``.
 
     Raises:
         UserError: if there is no such file, it fails, or it does not define the name.
     """
-    file, _, attribute = name.rpartition(":")
+    file, attribute = file_of(name), name.rpartition(":")[2]
     path = Path(file)
     try:
         there = path.is_file()

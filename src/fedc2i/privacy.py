@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,7 +119,13 @@ class Cost:
         )
 
 
-def cost(config: Config, clients: int, rounds: int | None = None, sends: bool = True) -> Cost | None:
+def cost(
+    config: Config,
+    clients: int,
+    rounds: int | None = None,
+    sends: bool = True,
+    asked: Mapping[int, Mapping[int, int]] | None = None,
+) -> Cost | None:
     """The cost of a run; None where uploads are not clipped.
 
     Args:
@@ -125,6 +133,7 @@ def cost(config: Config, clients: int, rounds: int | None = None, sends: bool = 
         clients: how many there are.
         rounds: how many rounds it had; all that are planned by default.
         sends: whether the method sends anything at all.
+        asked: by seed and round, how often different uploads were asked for; once where nothing is said.
     """
     if not config.clip:
         return None
@@ -133,8 +142,8 @@ def cost(config: Config, clients: int, rounds: int | None = None, sends: bool = 
     uploads = 0
     for seed in config.seeds:
         turns = np.zeros(clients, dtype=np.int64)
-        for number in range(1, last + 1):
-            turns[list(choose(seed, settings, clients, number))] += 1
+        for number, times in (Counter(range(1, last + 1)) | Counter((asked or {}).get(seed, {}))).items():
+            turns[list(choose(seed, settings, clients, number))] += times
         uploads = max(uploads, int(turns.max()))
     uploads = uploads if sends else 0
     return Cost(config.clip, config.noise, config.delta, uploads, epsilon(config.noise, uploads, config.delta))

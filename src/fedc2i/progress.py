@@ -75,7 +75,8 @@ class ProgressView:
         self._refused.update((report.seed, name) for name in report.refused)
         for name in first:
             self._console.print(
-                f"seed {report.seed}, round {report.round}: the upload of {name} was not usable and was left out",
+                f"seed {report.seed}, round {report.round}: the upload of {name} is "
+                f"{report.why.get(name, 'not usable')}; left out",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +18,9 @@ from fedc2i.engine.reporting import LARGE
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.errors import UserError, one_line
 from fedc2i.methods.base import Method
-from fedc2i.plans import parse
 from fedc2i.plugins import is_plugin
 from fedc2i.results import Result
+from fedc2i.specs import parse
 
 MOST_BYTES = 2**28  # of summary.json and of a line of metrics.jsonl; ten thousand clients need some ten million
 MOST_ROUNDS = 10**7
@@ -79,6 +79,11 @@ def read_run(folder: Path | str) -> Result:
         config = replace(config, options=asdict(method))  # a file has no word for none
         title, key = _text(summary["title"]), _text(summary.get("key", kind.name))
         result = _Finished(method, config, federation, title, key, written=summary)
+        for entry in summary.get("asked_again", ()):
+            seed, number, times = (int(entry[name]) for name in ("seed", "round", "times"))
+            if not (1 <= number <= MOST_ROUNDS and 1 <= times <= MOST_ROUNDS):
+                raise ValueError("a round that was asked for again is none")
+            result.asked[seed] = {**result.asked.get(seed, {}), number: times}
         if not all(set(members) <= set(federation.names) for members in federation.averages.values()):
             raise ValueError("averages over clients that are not there")
     except _DAMAGED as error:
@@ -104,6 +109,7 @@ def read_rounds(folder: Path, names: tuple[str, ...], seed: int, complete: bool 
         summary = _read_summary(folder)
         metrics = _read_metrics(folder / "metrics.jsonl", names, seed)
         influence = _read_influence(folder / "influence.npz", seed)
+        refused = _read_refused(summary["refused"], names, seed)
         last = summary["rounds"] if complete else max(metrics)
         if complete and not all("accuracy" in own for point in POINTS for own in metrics[last][point]):
             raise ValueError("metrics.jsonl lacks clients of the last round")
@@ -114,16 +120,17 @@ def read_rounds(folder: Path, names: tuple[str, ...], seed: int, complete: bool 
                 seed,
                 number,
                 float(summary["seconds_per_round"]),
-                (),
+                refused[number].participants if number in refused else (),
                 metrics.get(number, {}),
                 {
                     name: array[number - 1 - max(0, last - len(array))]
                     for name, array in influence.items()
                     if number > last - len(array)
                 },
-                (),
+                refused[number].clients if number in refused else (),
                 int(summary["bytes_up_per_client_round"]),
                 int(summary["bytes_down_per_client_round"]),
+                refused[number].why if number in refused else {},
             )
             for number in range(1, last + 1)
         ]
@@ -144,6 +151,27 @@ def _read_metrics(path: Path, names: tuple[str, ...], seed: int) -> dict[int, di
             value = np.nan if entry["value"] is None else float(entry["value"])  # null: it was not finite
             points[entry["point"]][names.index(entry["client"])][_text(entry["metric"])] = value
     return rounds
+
+
+class _Refused(NamedTuple):
+    """Whose uploads were left out in a round, who took part if nobody else did, and what was wrong."""
+
+    clients: tuple[str, ...]
+    participants: tuple[str, ...]
+    why: dict[str, str]
+
+
+def _read_refused(entries: Any, names: tuple[str, ...], seed: int) -> dict[int, _Refused]:
+    """By round; an earlier version wrote neither how many took part nor reasons."""
+    found = {}
+    for entry in entries:
+        clients = _texts(entry["clients"])
+        why = {_text(name): _text(reason) for name, reason in dict(entry.get("why", {})).items()}
+        if not {*clients, *why} <= set(names):
+            raise ValueError("uploads of clients that are not there")
+        if entry["seed"] == seed:
+            found[int(entry["round"])] = _Refused(clients, clients if entry.get("of") == len(clients) else (), why)
+    return found
 
 
 def _read_influence(path: Path, seed: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -167,8 +195,12 @@ def _read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _method(wanted: str, options: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[type[Method], str]:
-    """The method's class and name. That of a Python file is only described: reading a folder executes nothing in it."""
-    if not is_plugin(wanted):
+    """The method's class and name.
+
+    That of a Python file, or one made as an object in another process, is only described: reading a folder executes
+    nothing in it.
+    """
+    if not is_plugin(wanted) and (wanted in Method.registry or wanted != summary["method"]):
         return parse(wanted)[:2]
     shared = {own.name for own in fields(Method)}
     own = [(name, type(value), field(default=value)) for name, value in options.items() if name not in shared]

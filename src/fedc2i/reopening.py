@@ -15,6 +15,7 @@ from fedc2i.methods.base import Method
 from fedc2i.models import Model
 from fedc2i.params import Stacked
 from fedc2i.plans import Plan, prepare
+from fedc2i.plugins import is_plugin
 from fedc2i.readback import read_run
 
 _OF_FLOWER = ("engine", "ray_address", "wire", "deadline", "min_sites")  # here everything is computed in this process
@@ -51,6 +52,8 @@ def reopen(
         rest["data_dir"] = str(data_dir)
     if method is not None:
         rest.pop("options", None)
+    if method is None and not is_plugin(str(named)) and named not in Method.registry:
+        raise UserError(f"{folder}: its method '{named}' was an object of Python; give it there as method=...")
     (plan,) = prepare([named], rest, data, model)
     was, now = summary["data_checksums"], plan.federation.checksums
     if was != now:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,7 @@ class Result:
         outcomes: the last models, by seed.
         label: the method's title with the options that were set, for tables.
         key: the same as typed on a command line.
+        asked: over real sites with noise, by seed and round, how often different uploads were asked for.
     """
 
     method: Method
@@ -65,6 +66,7 @@ class Result:
     key: str
     rounds: list[Round] = field(default_factory=list)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    asked: dict[int, Mapping[int, int]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         if not self.rounds:
@@ -148,7 +150,7 @@ class Result:
         """What the uploads of the rounds so far cost; None where they were not clipped."""
         rounds = max((report.round for report in self.rounds), default=0)
         sends = any(report.bytes_up for report in self.rounds)
-        return cost(self.config, len(self.federation.names), rounds, sends)
+        return cost(self.config, len(self.federation.names), rounds, sends, self.asked)
 
     @property
     def refused(self) -> dict[str, int]:
@@ -165,7 +167,7 @@ class Result:
 
     @property
     def unheard(self) -> tuple[int, ...]:
-        """Seeds in which every upload of every round was left out; a run read from its folder no longer knows."""
+        """Seeds in which every upload of every round was left out."""
         heard = {
             report.seed
             for report in self.rounds
@@ -251,16 +253,23 @@ class Result:
             "bytes_up_per_client_round": self.bytes_up,
             "bytes_down_per_client_round": self.bytes_down,
             "refused": [
-                {"seed": report.seed, "round": report.round, "clients": list(report.refused)}
+                {
+                    "seed": report.seed,
+                    "round": report.round,
+                    "clients": list(report.refused),
+                    "of": len(report.participants),
+                    "why": dict(report.why),
+                }
                 for report in self.rounds
                 if report.refused
             ],
             **self._attack(),
             "privacy": None if (spent := self.privacy) is None else spent.to_json(),
+            **self._asked_again(),
             "refused_uploads": self.refused,
             "notes": list(self.federation.notes),
             "data_checksums": self.federation.checksums,
-            "versions": versions(),
+            "versions": versions(self.config.engine),
             "device": str(self.config.torch_device()),
         }
 
@@ -268,6 +277,16 @@ class Result:
         """Nothing without an attack."""
         attackers = {str(seed): own for seed, own in self.attackers.items()}
         return {"attack": self.config.attack, "attackers": attackers} if attackers else {}
+
+    def _asked_again(self) -> dict[str, Any]:
+        """Rounds whose uploads were asked for more than once; nothing if there are none."""
+        more = [
+            {"seed": seed, "round": number, "times": times}
+            for seed, own in self.asked.items()
+            for number, times in sorted(own.items())
+            if times > 1
+        ]
+        return {"asked_again": more} if more else {}
 
     def _point(self, point: Point) -> dict[str, Any]:
         metrics = sorted({name for own in self.last(self.config.seeds[0]).metrics[point] for name in own})
@@ -284,10 +303,11 @@ def _mean(values: Array) -> Array:
 
 
 @functools.cache
-def versions() -> dict[str, str]:
-    """Of Python and the packages that decide numbers."""
+def versions(engine: str = "inprocess") -> dict[str, str]:
+    """Of Python and the packages that decide numbers; of Flower where it carried them."""
     found = {"fedc2i": __version__, "python": platform.python_version()}
-    for package in ("torch", "numpy", "scikit-learn", "pillow", "matplotlib"):
+    carrier = () if engine == "inprocess" else ("flwr",)
+    for package in ("torch", "numpy", "scikit-learn", "pillow", "matplotlib", *carrier):
         try:
             found[package] = version(package)
         except PackageNotFoundError:  # e.g. a torch that was built by hand

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +14,12 @@ from fedc2i.errors import UserError, one_line
 from fedc2i.keeping import SUMMARY, Begun, Keeper, locked
 from fedc2i.methods.base import Method
 from fedc2i.models import Model
-from fedc2i.plans import Observer, Plan, key_of, prepare
+from fedc2i.plans import Observer, Plan, prepare
 from fedc2i.readback import read_run
 from fedc2i.report import figures, tables
 from fedc2i.results import Result
-from fedc2i.runs import slug, to_json, write_atomically, writing
+from fedc2i.runs import read_json, slug, to_json, write_atomically, writing
+from fedc2i.specs import key_of
 from fedc2i.views import Comparison
 
 PLAN = "plan.json"  # what a comparison is made of, written at its start
@@ -103,7 +103,7 @@ def finish_comparison(results: Sequence[Result], folder: Path) -> None:
 def _entries(folder: Path) -> list[dict[str, Any]]:
     path = folder / PLAN
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        entries = read_json(path)["runs"]
         for entry in entries:
             if slug(entry["folder"]) != entry["folder"]:  # it stays inside
                 raise ValueError(f"no run '{entry['folder']}'")
@@ -193,5 +193,5 @@ def _require_engine(folder: Path, engine: str) -> None:
     if engine != "inprocess":
         raise UserError(
             f"{folder}: a run over real sites; `fedc2i coordinator start` goes on with it when given once more as it "
-            "was, and one of `fedc2i flower-local` is to be run again with another --out"
+            "was, and the command `fedc2i resume` with one of `fedc2i flower-local`"
         )

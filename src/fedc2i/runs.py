@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from fedc2i.config import Config
+from fedc2i.data import limits
 from fedc2i.engine import Outcome, Round
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.errors import UserError
@@ -129,6 +130,21 @@ def to_json(value: Any) -> str:
         return value
 
     return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_json(path: Path) -> Any:
+    """What a file that `to_json` wrote holds.
+
+    Raises:
+        UserError: if it is no file, or does not fit into memory.
+        OSError: or `ValueError` or others of its kind, if it cannot be read or is not JSON.
+    """
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise UserError(f"{path}: not a file")
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        limits.require(path, size, "its contents", copies=4)
+        return json.loads(file.read(size).decode("utf-8"))
 
 
 @contextmanager

@@ -8,13 +8,14 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import fedc2i
-from fedc2i.keeping import neighbours
+from fedc2i.keeping import checksums_of_files, neighbours
 from fedc2i.methods.base import Method
 from fedc2i.plans import Observer, Plan
 from fedc2i.readback import read_rounds
@@ -27,6 +28,7 @@ except ModuleNotFoundError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 _ABOVE = (
+    "averaging.py",
     "checkpoint.py",
     "cli.py",
     "cli_coordinator.py",
@@ -42,6 +44,7 @@ _ABOVE = (
     "journal.py",
     "keeping.py",
     "many.py",
+    "many_verdict.py",
     "mass.py",
     "paper.py",
     "privacy.py",
@@ -50,6 +53,7 @@ _ABOVE = (
     "recipes.py",
     "resuming.py",
     "robustness.py",
+    "robustness_verdict.py",
     "significance.py",
     "store.py",
     "study.py",
@@ -65,6 +69,7 @@ _ABOVE = (
     "uncertainty.py",
     "watch.py",
 )
+SILENCE = 3.0  # seconds of waiting for another process before a line says so
 # Settings that do not decide a single seed's numbers by themselves.
 _NOT_NUMBERS = ("checkpoint_every", "data_dir", "device", "seeds")
 
@@ -89,6 +94,7 @@ class Store:
             "device": plan.config.torch_device().type,
             "versions": [versions()["fedc2i"], versions()["torch"]],
             "code": _code(type(plan.method)),
+            **({"files": files} if (files := checksums_of_files(plan.config)) else {}),
         }
         return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
@@ -111,10 +117,11 @@ class Store:
 
     def _run(self, plan: Plan, observer: Observer | None) -> None:
         """All seeds of the plan side by side, each into a folder of its own; those of other processes are awaited."""
+        say = getattr(observer, "say", lambda line: None)
         folders = {seed: RunFolder(self.folder(plan, seed), plan.federation.names) for seed in plan.config.seeds}
         with ExitStack() as held:
             for seed in sorted(folders):  # everyone in the same order: no two wait for each other
-                held.enter_context(_alone(folders[seed].path))
+                held.enter_context(_alone(folders[seed].path, say))
             missing = tuple(self.missing(plan))
             for seed in missing:
                 with writing(folders[seed].path):
@@ -130,10 +137,11 @@ class Store:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Makes a folder and keeps every other process out of this very function for it; a process that dies lets go.
 
-    The folder itself is what is locked, so nothing but runs lies in a store. Systems without such locks go without.
+    The folder itself is what is locked, so nothing but runs lies in a store. Systems without such locks go without. Who
+    has to wait for long is told so.
     """
     if fcntl is None:
         with writing(folder):
@@ -145,10 +153,25 @@ def _alone(folder: Path) -> Iterator[None]:
         handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a network disk that knows no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            if not _locked_soon(handle):
+                say(f"waiting for another process that computes {folder}")
+                fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
+
+
+def _locked_soon(handle: int) -> bool:
+    """Whether the lock could be had within moments."""
+    until = time.monotonic() + SILENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
 
 
 def _empty(folder: Path) -> None:

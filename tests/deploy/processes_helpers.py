@@ -36,6 +36,7 @@ clientapp = "stub.client_app:app"
 rounds = 1
 fail = false
 seconds = 0.0
+out = ""
 """,
     "stub/__init__.py": "",
     "stub/server_app.py": """
@@ -61,11 +62,14 @@ def main(grid, context):
                 open_ids.discard(reply.metadata.reply_to_message_id)
                 now = time.time() - began
                 if reply.has_error():
-                    print(f"error {reply.error.code} {reply.error.reason} from {reply.metadata.src_node_id} {now:.2f}")
+                    line = f"error {reply.error.code} {reply.error.reason} from {reply.metadata.src_node_id} {now:.2f}"
                 else:
                     told = dict(reply.content["told"])
                     name, key = names[reply.metadata.src_node_id]
-                    print(f"reply of {name} site={told['site']} {told['began'] - began:.2f} {now:.2f} {key[:26]}")
+                    line = f"reply of {name} site={told['site']} {told['began'] - began:.2f} {now:.2f} {key[:26]}"
+                if context.run_config["out"]:
+                    with open(context.run_config["out"], "a") as file:
+                        print(line, file=file)
             time.sleep(0.1)
 """,
     "stub/client_app.py": """

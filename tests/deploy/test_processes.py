@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -20,7 +22,7 @@ pytest.importorskip("flwr")
 
 from processes_helpers import write_app, write_key, write_tls
 
-from fedc2i.deploy.control import public_key
+from fedc2i.deploy.control import Run, public_key
 from fedc2i.deploy.gate import Gate
 from fedc2i.deploy.keeper import below
 from fedc2i.deploy.launch import Environment, Program, free_port
@@ -162,6 +164,23 @@ def test_variables_are_ours_and_foreign_flower_settings_are_left_out(
     assert told["NO_PROXY"].endswith(",10.1.2.3")
 
 
+# The gate
+
+
+def _through_gate(path: str, client: tuple[Any, ...], server: tuple[Any, ...] = ("192.0.2.1", 8000)) -> int:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "client": client, "server": server}
+    asyncio.run(Gate(app)(scope, None, send))  # type: ignore[arg-type]
+    return int(sent[0]["status"])
+
+
 @pytest.mark.parametrize(
     ("path", "caller", "status"),
     [
@@ -171,36 +190,70 @@ def test_variables_are_ours_and_foreign_flower_settings_are_left_out(
         ("/v1/runtime/acquire-task", "192.0.2.9", 403),
         ("/v1/fleet", "192.0.2.9", 403),
         ("/docs", "192.0.2.9", 403),
-        ("/v1/control/start-run", "127.0.0.1", 200),
-        ("/v1/control/start-run", "::ffff:127.0.0.1", 200),
-        ("/v1/runtime/acquire-task", "192.0.2.1", 200),
         ("/v1/control/start-run", "not an address", 403),
+        ("/v1/control/start-run", "127.0.0.1", 403),  # there is no such connection
+        ("/v1/control/start-run", "192.0.2.1", 403),
     ],
 )
 def test_gate_keeps_control_to_its_own_machine(path: str, caller: str, status: int) -> None:
-    sent: list[Any] = []
+    assert _through_gate(path, (caller, 1)) == status
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200})
 
-    async def send(message: Any) -> None:
-        sent.append(message)
+@pytest.mark.parametrize(("family", "bound", "caller"), [(4, "127.0.0.1", "127.0.0.1"), (6, "::", "127.0.0.1")])
+def test_gate_is_open_to_a_program_of_the_same_account(family: int, bound: str, caller: str) -> None:
+    """Over a real connection; the second one is IPv4 to a server that listens on all of IPv6."""
+    if family == 6 and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    kind = socket.AF_INET6 if family == 6 else socket.AF_INET
+    with (
+        socket.create_server((bound, 0), family=kind, dualstack_ipv6=family == 6) as server,
+        socket.create_connection((caller, server.getsockname()[1])) as ours,
+    ):
+        accepted, seen_from = server.accept()
+        with accepted:
+            assert _through_gate("/v1/control/start-run", seen_from, accepted.getsockname()) == 200
+            assert _through_gate("/v1/control/start-run", (seen_from[0], 1), accepted.getsockname()) == 403
+            ours.shutdown(socket.SHUT_RDWR)
+            assert _through_gate("/v1/control/start-run", seen_from, accepted.getsockname()) == 403
 
-    scope = {"type": "http", "path": path, "client": (caller, 1), "server": ("192.0.2.1", 8000)}
-    asyncio.run(Gate(app)(scope, None, send))  # type: ignore[arg-type]
-    assert sent[0]["status"] == status
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("0100007F:9C40 0100007F:1F40 01 0:0 0:0 0 {own}", 200),  # 127.0.0.1:40000 to 127.0.0.1:8000
+        ("0100007F:9C40 0100007F:1F40 01 0:0 0:0 0 {other}", 403),
+        ("0100007F:9C40 0100007F:1F40 06 0:0 0:0 0 {own}", 403),  # closed, and nobody's
+        ("0100007F:9C40 0100007F:1F41 01 0:0 0:0 0 {own}", 403),  # to another port
+        ("0200007F:9C40 0100007F:1F40 01 0:0 0:0 0 {own}", 403),  # from another address
+    ],
+)
+def test_gate_goes_by_the_kernels_list(line: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "tcp"
+    written = line.format(own=os.geteuid(), other=os.geteuid() + 1)
+    table.write_text(f"sl local_address rem_address st ...\n   0: {written} 0 177 1 0\n", encoding="ascii")
+    monkeypatch.setattr("fedc2i.deploy.gate._TABLES", (table, tmp_path / "no IPv6"))
+    assert _through_gate("/v1/runtime/pull-object", ("127.0.0.1", 40000), ("127.0.0.1", 8000)) == status
+    table.unlink()
+    assert _through_gate("/v1/runtime/pull-object", ("127.0.0.1", 40000), ("127.0.0.1", 8000)) == 403
 
 
 # Supervision
 
 
-def test_supervise_starts_again_and_gives_up_when_told(tmp_path: Path) -> None:
-    shell, said = Shell(tmp_path, "echo broken; exit 4"), list[str]()
-    supervise(shell, say=said.append, tries=2)  # type: ignore[arg-type]
+def test_supervise_starts_again_until_it_is_stopped(tmp_path: Path) -> None:
+    shell, stop, said = Shell(tmp_path, "echo broken; exit 4"), threading.Event(), list[str]()
+
+    def listen(line: str) -> None:
+        said.append(line)
+        if shell.starts == 2 and "starting again" in line:
+            stop.set()
+
+    supervise(shell, stop, listen)  # type: ignore[arg-type]
     assert shell.starts == 2
     assert "ended with code 4: broken" in said[1]
     assert "starting again in 1 s" in said[1]
-    assert "giving up after 2 starts" in said[-1]
+    assert "starting again in 2 s" in said[3]
+    assert said[-1] == "shell: stopped"
 
 
 def test_supervise_ends_on_sigterm(tmp_path: Path) -> None:
@@ -244,20 +297,32 @@ def _node(place: Path, link: SuperLink, name: str) -> SuperNode:
     )
 
 
+def _online(link: SuperLink, name: str) -> int:
+    """Waits for a site; its number."""
+    found = _wait(lambda: [one.id for one in link.control.nodes() if (one.name, one.status) == (name, "online")], 60)
+    assert found, f"{name} did not come"
+    return int(found[0])
+
+
+def _finished(link: SuperLink, run: int) -> Run:
+    assert _wait(lambda: link.control.status(run).is_finished, 60)
+    return link.control.status(run)
+
+
 def test_a_run_with_encryption_and_keys(place: Path, link: SuperLink) -> None:
     control = link.control
     with _node(place, link, "north") as node:
         number = control.register(public_key(place / "north.pub"), "north")  # again is no change
         with pytest.raises(UserError, match="registered as 'north' already"):
             control.register(public_key(place / "north.pub"), "south")
-        with pytest.raises(UserError, match="unknown settings speed; known are fail, rounds, seconds"):
+        with pytest.raises(UserError, match="unknown settings speed; known are fail, out, rounds, seconds"):
             control.run(place / "app", {"speed": 1})
-        assert [(node.id, node.name) for node in control.wait_online({"north"}, 30)] == [(number, "north")]
+        assert _online(link, "north") == number
         assert node.node_id() == number
-        done = control.wait(control.run(place / "app"), 60, every=0.1)
+        done = _finished(link, control.run(place / "app", {"out": str(place / "told")}))
         assert done.state == "completed"
-        assert "reply of north site=the north" in "".join(control.logs(done.id))
-        failed = control.wait(control.run(place / "app", {"fail": True}), 60, every=0.1)
+        assert "reply of north site=the north" in (place / "told").read_text()
+        failed = _finished(link, control.run(place / "app", {"fail": True}))
         assert (failed.state, failed.reason) == ("failed", "ServerApp failed with exception: told to fail")
         left = below(node.pid or 0)
     assert left
@@ -265,6 +330,30 @@ def test_a_run_with_encryption_and_keys(place: Path, link: SuperLink) -> None:
     assert {one.name: one.status for one in control.nodes()}["north"] == "offline"  # told, not timed out
     assert control.unregister("north")
     assert not control.unregister("north")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another account")
+@pytest.mark.parametrize("forged", [False, True], ids=["plain", "forged"])
+def test_another_account_of_the_same_machine_cannot_control_it(link: SuperLink, forged: bool) -> None:
+    """Not even by claiming, in a header, to be a connection that really is ours."""
+    host, port = "127.0.0.1", link.port
+    with socket.create_connection((host, port)) as ours:
+        headers = {"X-Forwarded-For": f"127.0.0.1:{ours.getsockname()[1]}"} if forged else {}
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.setuid(65534)
+                for path in ("/health", "/v1/control/list-runs", "/v1/runtime/acquire-task"):
+                    call = http.client.HTTPSConnection(host, port, context=ssl._create_unverified_context(), timeout=20)
+                    call.request("GET" if path == "/health" else "POST", path, b"", headers)
+                    os.write(writing, f"{call.getresponse().status} ".encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(writing)
+        with os.fdopen(reading) as told:
+            assert told.read().split() == ["200", "403", "403"]
 
 
 def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -278,14 +367,14 @@ def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:
 def test_a_node_ends_when_it_can_do_no_work_any_more(place: Path, link: SuperLink) -> None:
     """Without its executor, or once its key is taken back; whoever supervises it decides what is next."""
     with _node(place, link, "south") as node:
-        link.control.wait_online({"south"}, 60)
+        _online(link, "south")
         _, executor = below(node.pid or 0)
         os.kill(executor, signal.SIGKILL)
         assert _wait(lambda: not node.is_alive(), 20)
         assert "executor of the site's own code ended" in node.said()
         assert {one.name: one.status for one in link.control.nodes()}["south"] == "offline"
         node.start()
-        link.control.wait_online({"south"}, 60)
+        _online(link, "south")
         link.control.unregister("south")
         assert _wait(lambda: not node.is_alive(), 60)
 
@@ -336,7 +425,7 @@ def test_a_killed_node_is_started_again(place: Path, link: SuperLink) -> None:
     thread = threading.Thread(target=supervise, args=(node, stop, said.append))
     thread.start()
     try:
-        link.control.wait_online({"west"}, 30)
+        _online(link, "west")
         assert _wait(lambda: any("online as node" in line for line in said), 5)
         os.kill(below(node.pid or 0)[0], signal.SIGKILL)
         assert _wait(lambda: sum("online as node" in line for line in said) == 2, 120), said
@@ -344,7 +433,7 @@ def test_a_killed_node_is_started_again(place: Path, link: SuperLink) -> None:
         stop.set()
         thread.join()
     assert any("ended with code 137" in line for line in said)
-    assert any("refused" in line for line in said)
+    assert any("did not let it in" in line for line in said), said
     assert len({line for line in said if "online as node" in line}) == 1  # the same number as before
 
 
@@ -363,7 +452,8 @@ private, public = write_key(place, "east")
 link.control.register(public_key(public), "east")
 node = SuperNode(place / "east-node", link.control.address, root_certificates=tls.ca, private_key=private)
 node.start()
-link.control.wait_online({"east"}, 60)
+while [one.status for one in link.control.nodes()] != ["online"]:
+    time.sleep(0.1)
 link.control.run(write_app(place / "app"), {"seconds": 600.0})
 time.sleep(600)
 """

@@ -22,6 +22,7 @@ from fedc2i.engine.privacy import (
     clip_and_noise,
     from_secret,
     from_seed,
+    normal,
     protect,
     reference,
     secret_in,
@@ -137,7 +138,7 @@ def test_the_reference_is_what_was_sent_else_the_first_model_else_zero() -> None
     received = {"a": numbers(1, 2), "b": numbers(3, 4), "c": torch.tensor([[1.0, 2], [3, 4], [9, 9]])}
     received["valid"] = torch.tensor([True, True, False])
     first = {"d": numbers(5, 6), "a": numbers(7, 7)}
-    known = reference(upload, received, first)
+    known = reference(upload, received, lambda: first)
     assert {name: tensor.tolist() for name, tensor in known.items()} == {
         "a": [1, 2],
         "head/b": [3, 4],
@@ -150,7 +151,7 @@ def test_the_reference_is_what_was_sent_else_the_first_model_else_zero() -> None
 
 def test_with_no_valid_model_the_reference_is_the_first_one() -> None:
     received = {"a": torch.zeros(2, 3), "valid": torch.tensor([False, False])}
-    assert reference({"a": torch.zeros(3)}, received, {"a": torch.ones(3)})["a"].tolist() == [1, 1, 1]
+    assert reference({"a": torch.zeros(3)}, received, lambda: {"a": torch.ones(3)})["a"].tolist() == [1, 1, 1]
 
 
 # Every method: another data set moves what leaves, apart from its noise, by 2·clip at most.
@@ -328,3 +329,25 @@ def test_noise_on_running_variances_is_refused(make_model: Callable[..., Model],
 def test_bad_bounds_are_refused(settings: dict[str, float], says: str) -> None:
     with pytest.raises(UserError, match=says):
         Settings(**settings)  # type: ignore[arg-type]
+
+
+def test_noise_of_a_secret_is_finite_and_symmetric_to_its_last_bit() -> None:
+    ends = normal(bytes(8) + b"\xff" * 8)
+    assert torch.isfinite(ends).all()
+    assert ends[0] == -ends[1]
+    steps = np.arange(2**64 - 5 * 2**12, 2**64, 2**12, dtype=np.uint64)  # neighbours at the upper end
+    assert (normal(steps.astype("<u8").tobytes()).diff() > 0).all()
+
+
+def test_without_a_valid_model_every_client_is_held_against_its_own_first_one(model: Model) -> None:
+    """As a site does, which knows no other client; with initial models of their own these differ."""
+    recipe, settings = Recipe(FedAvg(), model, TRAINING, 1, 0), Settings(init="independent", clip=1e-9)
+    upload = recipe.first_model("z", "independent")
+    relayed = {name: torch.stack([tensor, tensor]) for name, tensor in upload.items()}
+    for flags in ((False, False), (True, False)):
+        received = {**relayed, "valid": torch.tensor(flags)}
+        sent = protect(stack([upload] * 2), ("a", "b"), 1, recipe, settings, lambda k, all=received: all)
+        for k, client in enumerate(("a", "b")):
+            known = upload if any(flags) else recipe.first_model(client, "independent")
+            for name, tensor in known.items():
+                torch.testing.assert_close(row(sent, k)[name], tensor, rtol=0, atol=1e-6)

@@ -2,48 +2,75 @@
 
     pip install atheris                      # Python 3.11 to 3.13, in an environment of its own beside fedc2i
     python tests/faults/atheris_targets.py arrays -max_total_time=120 -rss_limit_mb=4096
+    python tests/faults/atheris_targets.py all -max_total_time=60 -rss_limit_mb=4096
 
-The first argument is a target of ``corpus.py``; the others are libFuzzer's. An input is a list of steps by which a
-sound file is damaged. Anything but a result or one clear line ends the program, and libFuzzer keeps the input.
+The first argument is a target of ``corpus.py``, several with commas, or all of them, each in a process of its own, one
+after the other; the other arguments are libFuzzer's. An input is a list of steps by which a
+sound file is damaged. Anything but a result or one clear line, as well as 20 seconds for one input, ends the program,
+and libFuzzer keeps the input; named in place of the limits, it is tried again.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["fedc2i"]):
-    from corpus import TARGETS, attempt, below, damaged, lay
+with atheris.instrument_imports(include=["fedc2i", "PIL", "tomllib", "zipfile"]):  # parsers written in Python
+    from corpus import TARGETS, Target, attempt, below, damaged, lay
+    from PIL import Image
+
+    Image.init()  # its formats are imported one by one
 
 MOST_STEPS = 6
+RANGES = (8, 2**16, 2**64 - 1)  # of a step: what to do, where, with what
+STEP_BYTES = 1 + 3 + 8
+USUAL = (f"-max_len={1 + MOST_STEPS * STEP_BYTES}", "-len_control=0", "-timeout=20")
 
 
 def main() -> None:
-    """Fuzzes one target until libFuzzer's limits are reached."""
-    if len(sys.argv) < 2 or sys.argv[1] not in TARGETS:
-        sys.exit(f"name a target: {', '.join(TARGETS)}")
-    target = TARGETS[sys.argv.pop(1)]
-    with tempfile.TemporaryDirectory() as text:
-        target.make(Path(text))
-        files = below(Path(text))
+    """Fuzzes the targets until libFuzzer's limits are reached; ends with 1 if one of them found something."""
+    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
+    names = list(TARGETS) if wanted == "all" else wanted.split(",")
+    if not set(names) <= set(TARGETS):
+        sys.exit(f"name a target, several with commas, or all: {', '.join(TARGETS)}")
+    if len(names) == 1:
+        fuzz(TARGETS[names[0]], sys.argv[2:])
+    failed = []
+    for name in names:
+        print(f"== {name}", file=sys.stderr, flush=True)
+        if not (child := os.fork()):
+            fuzz(TARGETS[name], sys.argv[2:])
+        failed += [name] * (os.waitpid(child, 0)[1] != 0)
+    sys.exit(f"these found something: {', '.join(failed)}" if failed else 0)
+
+
+def fuzz(target: Target, limits: list[str]) -> None:
+    """Fuzzes one target; ends the process."""
+    folder = Path(tempfile.mkdtemp())  # libFuzzer ends the process without a word, so it stays
+    target.make(folder)
+    files = below(folder)
 
     def once(content: bytes) -> None:
         given = atheris.FuzzedDataProvider(content)
         inside = given.ConsumeIntInRange(0, 255)
-        count = given.ConsumeIntInRange(1, MOST_STEPS)
-        ranges = (8, 2**16, 2**64 - 1)
-        steps = [tuple(given.ConsumeIntInRange(0, high) for high in ranges) for _ in range(count)]
-        with tempfile.TemporaryDirectory() as text:
-            lay(Path(text), damaged(files, target.victims, steps, inside))  # type: ignore[arg-type]
-            error = attempt(target, Path(text))
+        steps: list[tuple[int, int, int]] = []
+        while given.remaining_bytes() and len(steps) < MOST_STEPS:
+            steps.append(tuple(given.ConsumeIntInRange(0, high) for high in RANGES))
+        new = damaged(files, target, steps, inside)
+        changed = [name for name in files if new[name] != files[name]]
+        lay(folder, {name: new[name] for name in changed})
+        error = attempt(target, folder)
+        lay(folder, {name: files[name] for name in changed})
         if error is not None:
             raise error
 
-    atheris.Setup(sys.argv, once)
+    atheris.Setup([sys.argv[0], *USUAL, *limits], once)
     atheris.Fuzz()
+    sys.exit()
 
 
 if __name__ == "__main__":

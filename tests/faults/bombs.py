@@ -32,8 +32,9 @@ from fedc2i import checkpoint
 from fedc2i.config import make, read_toml
 from fedc2i.data import arrays, cache, formats, images, office10
 from fedc2i.data.catalog import OFFICE_CLASSES
+from fedc2i.deploy import setup
 from fedc2i.deploy.files import read_small
-from fedc2i.engine.flower import setup, tasks, wire
+from fedc2i.engine.flower import tasks, wire
 from fedc2i.engine.topology import parse as parse_topology
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.readback import read_run

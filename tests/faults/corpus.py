@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import io
 import json
 import pickle
@@ -31,11 +32,11 @@ from fedc2i import checkpoint, journal
 from fedc2i.config import make, read_toml
 from fedc2i.data import arrays, cache, folder, formats, images, office10
 from fedc2i.data.catalog import OFFICE_CLASSES
-from fedc2i.deploy import coordinator, folders, keys, site, tls
+from fedc2i.deploy import coordinator, folders, keys, setup, site, tls
 from fedc2i.deploy.addresses import check_host, parse_address
 from fedc2i.deploy.files import read_small
 from fedc2i.engine import Round
-from fedc2i.engine.flower import setup, tasks, wire
+from fedc2i.engine.flower import tasks, wire
 from fedc2i.engine.topology import parse as parse_topology
 from fedc2i.errors import UserError
 from fedc2i.methods.fedc2i import FedC2I
@@ -59,11 +60,15 @@ VALUES: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Target:
-    """Something that reads files: where sound ones come from, which of them to damage, and the reader."""
+    """Something that reads files: where sound ones come from, which of them to damage, and the reader.
+
+    Where checksums guard the files, ``seal`` makes them fit what was damaged, as someone who means harm would.
+    """
 
     make: Callable[[Path], object]
     read: Callable[[Path], object]
     victims: tuple[str, ...] = ()
+    seal: Callable[[Files], Files] = dict
 
 
 def digits(count: int, side: int, seed: int = 0) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -162,6 +167,18 @@ def _report() -> Round:
 def _checkpoint(path: Path) -> None:
     tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(0), "c": torch.zeros(2, dtype=torch.int64)}
     checkpoint.save(path, 3, tensors, {"gamma": 2.0, "names": ["a"]})
+
+
+def _sealed_checkpoint(files: Files) -> Files:
+    try:
+        (name,) = (name for name in files if name.endswith(".json"))
+        said = json.loads(files[name])
+        said["sha256"] = hashlib.sha256(files[name.replace(".json", ".safetensors")]).hexdigest()
+        said.pop("checksum", None)
+        said["checksum"] = hashlib.sha256(json.dumps(said).encode()).hexdigest()
+        return {**files, name: json.dumps(said).encode()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return files
 
 
 @lru_cache(maxsize=1)
@@ -278,7 +295,7 @@ TARGETS: dict[str, Target] = {
         lambda path: cache.store(path / "a.npz", {"x": np.arange(3)}, []), lambda path: cache.verify(path / "a.npz")
     ),
     "topology": Target(_topology, lambda path: parse_topology(str(path / "circle.txt"), ("a", "b", "c"), 0)),
-    "checkpoint": Target(_checkpoint, checkpoint.load),
+    "checkpoint": Target(_checkpoint, checkpoint.load, seal=_sealed_checkpoint),
     "journal": Target(lambda path: journal.write(path, _report()), lambda path: journal.read(path, 2)),
     "run folder": Target(_run, _read_run, ("summary.json", "metrics.jsonl", "influence.npz", "config.toml")),
     "model": Target(
@@ -307,16 +324,20 @@ def lay(path: Path, files: Mapping[str, bytes]) -> None:
         (path / name).write_bytes(content)
 
 
-def damaged(files: Files, victims: Sequence[str], steps: Sequence[Step], inside: int) -> Files:
-    """The same files, one of them changed; an odd ``inside`` changes what is packed in it, which is packed again."""
-    names = list(victims) or list(files)
+def damaged(files: Files, target: Target, steps: Sequence[Step], inside: int) -> Files:
+    """The same files, one of them changed.
+
+    An odd ``inside`` changes what is packed in it, which is packed again; one from 128 puts checksums right.
+    """
+    names = list(target.victims) or list(files)
     name = names[inside // 2 % len(names)]
     layers = [layer for layer in _LAYERS if inside % 2 and layer[0](files[name])]
     parts = layers[0][1](files[name]) if layers else {"": files[name]}
     chosen = list(parts)[inside // 8 % len(parts)]
     for step in steps:
         parts = {**parts, chosen: _changed(parts[chosen], *step)}
-    return {**files, name: layers[0][2](parts) if layers else parts[""]}
+    new = {**files, name: layers[0][2](parts) if layers else parts[""]}
+    return target.seal(new) if inside >= 128 else new
 
 
 def _changed(content: bytes, kind: int, place: int, value: int) -> bytes:

@@ -8,9 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from corpus import TARGETS, Files, Step, attempt, below, damaged, lay
+from corpus import TARGETS, Files, Step, attempt, below, damaged, is_refused, lay
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from fedc2i.errors import UserError
+from fedc2i.plans import prepare
 
 FEW, MANY = 25, 3000  # examples of each target
 MOST_SECONDS = 20  # of one file; on an idle machine none needs half a second
@@ -28,7 +31,7 @@ def sound(name: str) -> Files:
 
 
 def check(name: str, steps: list[Step], inside: int) -> None:
-    files = damaged(sound(name), TARGETS[name].victims, steps, inside)
+    files = damaged(sound(name), TARGETS[name], steps, inside)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         lay(folder, files)
@@ -61,3 +64,12 @@ def test_damaged_files(name: str, steps: list[Step], inside: int) -> None:
 @given(steps=STEPS, inside=INSIDE)
 def test_many_damaged_files(name: str, steps: list[Step], inside: int) -> None:
     check(name, steps, inside)
+
+
+@pytest.mark.parametrize("name", ["method", "model", "data", "partition", "clients_per_round", "device", "\x1b[31m"])
+@pytest.mark.parametrize("value", ["\x1b[31mred", "two\nlines", "\ud800"])
+def test_what_a_setting_holds_is_shown_without_control_characters(name: str, value: str) -> None:
+    given = {"method": "fedavg", name: value}
+    with pytest.raises(UserError) as caught:
+        prepare([given.pop("method")], given)
+    assert is_refused(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -55,7 +56,13 @@ def test_killed_at_other_moments(tmp_path: Path, seed: int) -> None:
 def fedc2i(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", "from fedc2i.cli import main; main()", *arguments]
     return subprocess.Popen(
-        command, cwd=folder, env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        env=ONE_THREAD,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
     )
 
 
@@ -120,8 +127,11 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     while not is_begun(tmp_path / "run"):
         assert process.poll() is None
         time.sleep(0.02)
-    process.send_signal(2)
-    _, err = process.communicate(timeout=60)
+    process.send_signal(signal.SIGINT)
+    try:
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert err.rstrip().splitlines()[-1].startswith("fedc2i: interrupted; what was finished is kept: `fedc2i resume`")
     assert "Traceback" not in err

@@ -13,9 +13,9 @@ from test_coordinator import SEED, TRAINING, Stage, assert_same_rounds, in_proce
 
 from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation, blank_clients
+from fedc2i.deploy.setup import describe, understand
 from fedc2i.engine import Settings
 from fedc2i.engine.attacks import parse
-from fedc2i.engine.flower.setup import describe, understand
 from fedc2i.engine.flower.tasks import Answer
 from fedc2i.errors import UserError
 from fedc2i.methods.base import Method

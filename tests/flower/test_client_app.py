@@ -16,11 +16,13 @@ from flwr.clientapp import ClientApp
 
 from fedc2i import Federation
 from fedc2i.data.federation import Client, Split
+from fedc2i.deploy import client_app
+from fedc2i.deploy.client_app import app_in, home_of
+from fedc2i.deploy.setup import describe, understand
 from fedc2i.deploy.site import make_site
-from fedc2i.engine.flower import client_app, wire
-from fedc2i.engine.flower.client_app import Home, app_in, home_of
+from fedc2i.engine.flower import wire
+from fedc2i.engine.flower.client_app import Home, make
 from fedc2i.engine.flower.memory import ContextMemory, FolderMemory
-from fedc2i.engine.flower.setup import describe
 from fedc2i.engine.flower.tasks import Answer, Introduction, Task
 from fedc2i.errors import UserError
 from fedc2i.plans import Plan, prepare
@@ -199,7 +201,7 @@ def test_images_that_the_model_does_not_fit_are_named(arrays: str) -> None:
     small = home(("0", "1", "2", "3"), [0, 1])
     tiny = Client("a", *(Split(own.x[:, :, :4, :4], own.y) for own in (small.client.train,) * 3))
     plan = planned(arrays)
-    app = client_app.make(lambda _: Home(tiny, plan.federation.classes), lambda t: client_app.understand(t.setup))
+    app = make(lambda _: Home(tiny, plan.federation.classes), lambda t: understand(t.setup))
     assert "lenet5" in refusal(ask(app, "train", task(describe(plan, 0)), context()))
 
 
@@ -207,7 +209,7 @@ def test_a_bug_is_told_by_its_kind_and_kept_in_the_sites_log(capsys: pytest.Capt
     def broken(_: Any) -> Any:
         raise ZeroDivisionError("by\nnothing")
 
-    app = client_app.make(broken, broken)
+    app = make(broken, broken)
     assert refusal(greet(app, context()), Introduction) == "ZeroDivisionError: by nothing"
     assert "Traceback" in capsys.readouterr().err
 

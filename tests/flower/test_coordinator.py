@@ -228,6 +228,63 @@ def test_a_report_of_another_shape_is_dropped(model: Model, federation: Federati
     assert np.isfinite(vector[[0, 2]]).all()
 
 
+@pytest.mark.parametrize("method", [FedC2I(), FedC2I(top_k=1)], ids=["all", "top_k"])  # the latter's server reads them
+@pytest.mark.parametrize("shape", [(), (4,), (3, 4)], ids=str)
+def test_a_report_in_a_form_that_others_do_not_use_is_dropped(
+    shape: tuple[int, ...], method: Method, model: Model, federation: Federation
+) -> None:
+    """A number, one of each class, one of each client and class, where the others give one of each client."""
+    assert len(federation.classes) == 4
+
+    def spoil(reply: Message) -> Message:
+        if "upload" not in reply.content:
+            return reply
+        answer = Answer.from_record(reply.content)
+        return _with(
+            reply, Answer(answer.upload, {"influence_vector": torch.ones(shape)}, answer.metrics).to_record(False)
+        )
+
+    stage = Stage(method, model, federation, Settings(3, training=TRAINING))
+    stage.grid.nodes[100].spoil = spoil
+    vector = stage.run()[-1].influence["influence_vector"]
+    assert vector.shape == (3, 3)
+    assert np.isnan(vector[0]).all()
+    assert np.isfinite(vector[[1, 2]]).any()
+
+
+def test_sites_that_invent_diagnostics_do_not_fill_the_memory(model: Model, federation: Federation) -> None:
+    """Each may name 32 that no other has; of all together no more than 32 are kept, those that most sites give."""
+    stage = Stage(FedC2I(), model, federation, Settings(1, training=TRAINING))
+    known = set(in_process(FedC2I(), model, federation, Settings(1, training=TRAINING))[0].influence)
+
+    def spoil(site: str) -> Callable[[Message], Message]:
+        def change(reply: Message) -> Message:
+            if "upload" not in reply.content:
+                return reply
+            answer = Answer.from_record(reply.content)
+            more = {f"{site}{number}": torch.ones(3, 4) for number in range(32 - len(answer.report))}
+            return _with(reply, Answer(answer.upload, {**more, **answer.report}, answer.metrics).to_record(False))
+
+        return change
+
+    for k, name in enumerate(federation.names):
+        stage.grid.nodes[100 + k].spoil = spoil(name)
+    (report,) = stage.run()
+    assert known < set(report.influence)
+    assert len(report.influence) == 32
+
+
+def test_large_diagnostics_are_kept_of_the_last_round_only(
+    model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedc2i.engine.reporting.LARGE", 3 * 3 * 4 * 4 - 1)  # Λ of 3 clients and 4 classes is large
+    settings = Settings(3, training=TRAINING)
+    reports = Stage(FedC2I(), model, federation, settings).run()
+    assert [("influence_matrix" in report.influence) for report in reports] == [False, False, True]
+    assert all("influence_vector" in report.influence for report in reports)
+    assert_same_rounds(reports, in_process(FedC2I(), model, federation, settings))
+
+
 def test_a_failing_site_says_why_in_one_line(model: Model, make_federation: Callable[..., Federation]) -> None:
     federation = make_federation()
     method = FedC2I(influence_split="validation")  # which no site has

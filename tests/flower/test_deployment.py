@@ -172,6 +172,28 @@ def test_a_coordinator_killed_in_the_middle_goes_on_by_the_same_command(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_a_federation_on_one_machine_that_was_cut_off_goes_on_by_resume(number: signal.Signals, tmp_path: Path) -> None:
+    log, out = tmp_path / "said", tmp_path / "run"
+    words = ("flower-local", "fedc2i", "--sites", "2", "--rounds", "4", "--out", str(out))
+    with log.open("w") as file:
+        running = subprocess.Popen([*PROGRAM, *words], stdout=file, stderr=file)
+        until(lambda: "round 2/4" in log.read_text() or running.poll() is not None)
+        running.send_signal(number)
+        assert running.wait(60) == (130 if number == signal.SIGINT else -signal.SIGKILL), log.read_text()
+    if number == signal.SIGINT:
+        assert f"`fedc2i resume {out}` goes on from the last finished round" in log.read_text()
+    done = command("resume", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "goes on behind round" in done.stderr
+    assert_same_accuracies(summary(out), in_process("fedc2i", SITES[:2], rounds=4))
+    assert not (out / "federation").exists()
+    again = command("resume", str(out))
+    assert f"{out} is finished" in again.stderr
+    assert again.stdout == done.stdout
+
+
+@pytest.mark.slow
 def test_a_site_that_was_not_admitted_stays_outside(tmp_path: Path) -> None:
     port = _free_port()
     federation = Federation(tmp_path, SITES[:2], port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ from flwr.app import Context, Message, RecordDict
 
 from fedc2i import Federation, Result, UserError, journal, run
 from fedc2i.data.federation import Client
+from fedc2i.deploy import lead as leading
+from fedc2i.deploy.client_app import app_in
+from fedc2i.deploy.lead import Job, lead
+from fedc2i.deploy.server_app import job_of
+from fedc2i.deploy.setup import understand
 from fedc2i.deploy.site import make_site
 from fedc2i.engine.flower import client_app
-from fedc2i.engine.flower import lead as leading
-from fedc2i.engine.flower.client_app import Home, app_in
+from fedc2i.engine.flower.client_app import Home
 from fedc2i.engine.flower.gather import Policy
-from fedc2i.engine.flower.lead import Job, lead
-from fedc2i.engine.flower.server_app import job_of
-from fedc2i.engine.flower.setup import understand
 from fedc2i.engine.rounds import POINTS, Round
 from fedc2i.readback import read_run
 from helpers import files_below, is_drawn, write_arrays
@@ -50,7 +52,7 @@ def with_figures() -> None:
 def no_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take longer than all the rest."""
     if "with_figures" not in request.fixturenames:
-        monkeypatch.setattr("fedc2i.engine.flower.lead.figures.draw_run", lambda result, folder: None)
+        monkeypatch.setattr("fedc2i.deploy.lead.figures.draw_run", lambda result, folder: None)
 
 
 @pytest.fixture
@@ -130,7 +132,12 @@ def test_a_run_over_partitions_of_a_data_set(with_figures: None, tmp_path: Path,
     assert said[0] == "waiting for 3 sites: any"
     assert "a has joined, 12 samples" in said
     assert sum(line.startswith("seed 4, round ") for line in said) == 3
-    assert said[-1].startswith("finished: <Result of FedC²I on sites, seeds [0, 4]: accuracy received ")
+    assert said[-1] == (
+        f"finished: mean accuracy received {result.scores('received')['Avg']} %, "
+        f"trained {result.scores('trained')['Avg']} %"
+    )
+    told = json.loads((out / "summary.json").read_text())["versions"]
+    assert told == {**in_process(federation).summary()["versions"], "flwr": version("flwr")}
     again = read_run(out)
     np.testing.assert_allclose(again.accuracy("trained"), result.accuracy("trained"), atol=1e-6)
     assert again.federation.samples()["b"] == {"train": 9, "validation": 4, "test": 9}
@@ -394,6 +401,9 @@ def test_sites_with_different_classes_share_those_they_have(tmp_path: Path, fede
     grid, said = FakeGrid({k: at_home(*own, k) for k, own in enumerate(homes)}), list[str]()
     result = lead(grid, job(tmp_path, sites=("zb", "ba")), said.append)
     assert "the sites have different classes; the run has all 3 of them: a, b, z" in said
+    assert (
+        "classes by site: zb z, b; ba b, a; if that is wrong, mend their data, or fix the list with --classes" in said
+    )
     assert result.federation.classes == ("a", "b", "z")
     clients = []
     for own, classes in homes:
@@ -407,7 +417,8 @@ def test_a_site_with_a_class_that_the_run_lacks_is_left_out_by_name(tmp_path: Pa
     homes = [renamed(federation, names) for names in ("ab", "bc")]
     grid, said = FakeGrid({k: at_home(*own, k) for k, own in enumerate(homes)}), list[str]()
     result = lead(grid, job(tmp_path, sites=("ab", "bc"), classes=("a", "b")), said.append)
-    assert "round 1: bc is left out: the run has no class c; it has a, b" in said
+    line = "bc has the classes b, c, and the run no c; it has a, b, and --classes can name more at its start"
+    assert said.count(f"a site is left out: {line}") == 1
     assert [own.participants for own in result.rounds] == [("ab",)] * 3
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("flwr.app")
 from fedc2i import methods
 from fedc2i.data.remote import RemoteFederation, blank_clients
-from fedc2i.engine.flower.setup import describe, files, understand
+from fedc2i.deploy.setup import describe, files, refuse_neighbours, understand
 from fedc2i.engine.flower.site import fingerprint
 from fedc2i.errors import UserError
 from fedc2i.plans import Plan, prepare
@@ -136,6 +136,54 @@ def test_which_files_an_app_needs(tmp_path: Path) -> None:
     assert files("fedavg", None) == files("fedc2i:gamma=2", "lenet5") == {}
     both = files("a/m.py:X:lr=1,mode=b", "m.py:net")
     assert both == {"plugins/method_m.py": Path("a/m.py"), "plugins/model_m.py": Path("m.py")}
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("import losses", "losses"),
+        ("import torch, losses.near as near", "losses"),
+        ("from losses import near", "losses"),
+        ("def late():\n    from parts import one", "parts"),
+        ("from .losses import near", ".losses"),
+        ("from . import losses", ".losses"),
+    ],
+)
+def test_a_file_that_needs_another_beside_it_is_refused_before_anything_starts(
+    line: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "losses.py").write_text("near = 1")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "one.py").write_text("")
+    own = tmp_path / "own.py"
+    own.write_text(f"{line}\n{OWN_METHOD}")
+    for method, model in ((f"{own}:Shy:shyness=0.25", None), ("fedavg", f"{own}:tiny")):
+        with pytest.raises(UserError) as refused:
+            refuse_neighbours(method, model)
+        assert str(refused.value) == (
+            f"{own}: imports '{name}' from beside it, which does not travel to the sites; move what it needs into "
+            f"own.py, or install '{name.lstrip('.')}' as a package here and at every site"
+        )
+
+
+def test_a_file_that_imports_what_is_installed_may_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever lies beside it by the same name: the standard library and installed packages come first."""
+    for name in ("json", "numpy", "fedc2i"):
+        (tmp_path / f"{name}.py").write_text("")
+    (tmp_path / "notes").mkdir()  # no module
+    own = tmp_path / "own.py"
+    own.write_text(f"import json, numpy, torch.nn, not_there\nimport notes\n{OWN_METHOD}")
+    refuse_neighbours(f"{own}:Shy", f"{own}:tiny")
+    own.write_text("this is no Python")
+    refuse_neighbours(f"{own}:Shy", str(tmp_path / "missing.py:tiny"))  # said by whoever loads them
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lonely.py").write_text("")
+    own.write_text("import lonely")  # found from here, but at no site
+    with pytest.raises(UserError, match="imports 'lonely' from beside it"):
+        refuse_neighbours(f"{own}:Shy", None)
+    (tmp_path / "lonely-1.0.dist-info").mkdir()
+    (tmp_path / "lonely-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: lonely\nVersion: 1.0\n")
+    refuse_neighbours(f"{own}:Shy", None)  # installed, and so it may be at the sites
 
 
 def test_an_own_model_of_another_shape_is_refused(own: tuple[Path, Path]) -> None:

@@ -9,19 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import fedc2i.engine.flower
 from fedc2i.deploy.control import Run, public_key
 from fedc2i.deploy.coordinator import admitted
 from fedc2i.deploy.folders import Coordinator
 from fedc2i.deploy.launch import Environment
+from fedc2i.deploy.lead import JOB, Job
 from fedc2i.deploy.processes import SuperLink, Tls
-from fedc2i.engine.flower.lead import JOB, Job
-from fedc2i.engine.flower.setup import files
+from fedc2i.deploy.setup import files
 from fedc2i.errors import UserError
 from fedc2i.runs import write_atomically
 
-APP = Path(fedc2i.engine.flower.__file__).parent / "app"
-PRELOAD = ("torch", "fedc2i.engine.flower.client_app")  # what a site's program imports, once for all messages
+APP = Path(__file__).parent / "app"
+PRELOAD = ("torch", "fedc2i.deploy.client_app")  # what a site's program imports, once for all messages
 _LOOK = 0.5  # seconds
 
 

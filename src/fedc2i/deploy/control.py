@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -126,22 +125,6 @@ class Control:
             self._call("UnregisterNode", "UnregisterNodeRequest", node_id=node.id)
         return bool(found)
 
-    def wait_online(self, names: set[str], limit: float) -> list[Node]:
-        """Waits until these sites are online.
-
-        Raises:
-            UserError: if some are not within ``limit`` seconds, with their names.
-        """
-        until = time.monotonic() + limit
-        while True:
-            nodes = [node for node in self.nodes() if node.status == "online" and node.name in names]
-            missing = names - {node.name for node in nodes}
-            if not missing:
-                return nodes
-            if time.monotonic() > until:
-                raise UserError(f"not online after {limit:.0f} s: {', '.join(sorted(missing))}")
-            time.sleep(0.25)
-
     def run(self, app: Path, config: Mapping[str, Value] | None = None) -> int:
         """Starts a run of the Flower App in this folder; its number.
 
@@ -174,26 +157,6 @@ class Control:
         if run not in found:
             raise UserError(f"the SuperLink at {self.address} knows no run {run}")
         return _run(found[run])
-
-    def wait(self, run: int, limit: float, check: Callable[[], None] | None = None, every: float = 1.0) -> Run:
-        """Waits until a run has finished, well or not; ``check`` is called in between and may raise.
-
-        Raises:
-            UserError: if it runs still after ``limit`` seconds.
-        """
-        until = time.monotonic() + limit
-        while not (now := self.status(run)).is_finished:
-            if time.monotonic() > until:
-                raise UserError(f"run {run} is {now.state} still after {limit:.0f} s")
-            if check:
-                check()
-            time.sleep(every)
-        return now
-
-    def logs(self, run: int) -> Iterator[str]:
-        """What the run's server program wrote, piece by piece; follows a run that is not finished."""
-        for piece in self._call("StreamLogs", "StreamLogsRequest", run_id=run):
-            yield piece.log_output
 
     def stop_run(self, run: int) -> None:
         """Stops a run; no harm if it has finished."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,14 +13,18 @@ from pathlib import Path
 from fedc2i.deploy.conduct import PRELOAD, conduct, open_link
 from fedc2i.deploy.coordinator import admit, admitted, make_coordinator
 from fedc2i.deploy.files import read_small
-from fedc2i.deploy.folders import Site
+from fedc2i.deploy.folders import Site, read_coordinator, read_site
 from fedc2i.deploy.keys import read_request
 from fedc2i.deploy.launch import LOOPBACK, free_port
+from fedc2i.deploy.lead import JOB, Job
 from fedc2i.deploy.processes import SuperNode
 from fedc2i.deploy.site import make_site
 from fedc2i.deploy.supervise import supervise
-from fedc2i.engine.flower.lead import Job
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
+from fedc2i.runs import write_atomically
+
+FEDERATION = "federation"  # of a run folder, until the run is finished
+COORDINATOR, SITES = "coordinator", "sites"  # in there
 
 
 def supernode(site: Site, insecure: bool = False, forced: bool = False) -> SuperNode:
@@ -52,34 +57,35 @@ def alone(site: Site) -> Iterator[None]:
         yield
 
 
-def run_locally(
+def set_up(
     job: Job,
     data: str,
     clients: Mapping[str, str],
-    folder: Path,
-    say: Callable[[str], None],
+    keep: Path | None = None,
     data_dir: Path | None = None,
     image_size: int | None = None,
-) -> None:
-    """Makes all folders and keys, runs the job over real processes, and ends every one of them, whatever happens.
+) -> Job:
+    """Makes the folders and keys of a coordinator and of all its sites, and writes down where they are.
 
     Args:
-        job: what to run; its sites and keys are filled in.
+        job: what to run.
         data: whose clients the sites are.
         clients: by site, the client of the data that it is.
-        folder: for the folders of the coordinator and of the sites.
-        say: takes one line for a person.
+        keep: a new folder for them; by default they lie in the run folder until the run is finished.
         data_dir: where the data lies.
         image_size: side of the images, if not the data's own.
 
+    Returns:
+        The job with its sites and keys.
+
     Raises:
-        UserError: if something does not start, or the run fails.
+        UserError: if something cannot be written.
     """
-    own = make_coordinator(folder / "coordinator", [LOOPBACK], free_port(), LOOPBACK)
-    sites = []
+    folder = job.out / FEDERATION if keep is None else keep.absolute()
+    own = make_coordinator(folder / COORDINATOR, [LOOPBACK], free_port(), LOOPBACK)
     for name, client in clients.items():
         site, _ = make_site(
-            folder / "sites" / name,
+            folder / SITES / name,
             name,
             data,
             f"{LOOPBACK}:{own.port}",
@@ -90,9 +96,43 @@ def run_locally(
             check=False,
         )
         admit(own, read_request(read_small(site.request), str(site.request)))
-        sites.append(site)
-    say(f"starting a SuperLink on {LOOPBACK}:{own.port} and {len(sites)} SuperNodes, with TLS and keys of their own")
-    job = replace(job, sites=tuple(clients), keys=admitted(own))
+    local = FEDERATION if keep is None else str(folder)
+    job = replace(job, sites=tuple(clients), keys=admitted(own), local=local)
+    write_atomically(job.out / JOB, job.to_json().encode())
+    return job
+
+
+def read_job(out: Path) -> Job:
+    """The job that was set up in a run folder, wherever that lies by now.
+
+    Raises:
+        UserError: if it cannot be read, or the sites' folders are gone.
+    """
+    try:
+        job = replace(Job.from_json((out / JOB).read_text(encoding="utf-8")), out=out.absolute())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{out / JOB}: cannot be read ({one_line(error)}); run again with another --out") from None
+    if not job.is_finished and not (job.out / job.local / SITES).is_dir():
+        raise UserError(
+            f"{job.out / job.local}: the sites' folders are gone, and their models with them; run again with another "
+            "--out"
+        )
+    return job
+
+
+def run_locally(job: Job, say: Callable[[str], None]) -> None:
+    """Runs a job that was set up over real processes, and ends every one of them, whatever happens.
+
+    A run that was cut off goes on from its last finished round.
+
+    Raises:
+        UserError: if something does not start, or the run fails.
+    """
+    folder = job.out / job.local
+    own = replace(read_coordinator(folder / COORDINATOR), port=free_port())  # the one of before may be taken by now
+    sites = [replace(read_site(folder / SITES / name), coordinator=f"{LOOPBACK}:{own.port}") for name in job.sites]
+    many = f"{len(sites)} sites (SuperNodes)" if len(sites) > 1 else "one site (a SuperNode)"
+    say(f"starting a coordinator (Flower's SuperLink) on {LOOPBACK}:{own.port} and {many}, with TLS and keys")
     stop = threading.Event()
     link = open_link(own)
     watchers = [
@@ -109,6 +149,12 @@ def run_locally(
             if watcher.ident is not None:
                 watcher.join()
         link.stop()
+
+
+def clear(job: Job) -> None:
+    """Removes the folders of a finished job, unless they were to be kept."""
+    if job.local == FEDERATION:
+        shutil.rmtree(job.out / FEDERATION, ignore_errors=True)
 
 
 def _to_file(path: Path) -> Callable[[str], None]:

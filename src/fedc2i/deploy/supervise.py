@@ -46,9 +46,7 @@ def _why(node: SuperNode) -> str:
     return f"it ended with code {node.exit_code}: {node.tail(2)} (log: {node.log})"
 
 
-def supervise(
-    node: SuperNode, stop: threading.Event | None = None, say: Callable[[str], None] = report, tries: int | None = None
-) -> None:
+def supervise(node: SuperNode, stop: threading.Event | None = None, say: Callable[[str], None] = report) -> None:
     """Runs the node until SIGTERM or Ctrl-C, or until ``stop`` is set; starts it again whenever it ends.
 
     The wait before a start doubles from one second to half a minute as long as the node does not stay up; after a
@@ -58,10 +56,9 @@ def supervise(
         node: not started yet.
         stop: set it to end; a signal sets it too.
         say: takes one line per event.
-        tries: give up after so many starts in a row that did not last; None never gives up.
     """
     stop = stop or threading.Event()
-    pause, failures = _SHORTEST, 0
+    pause = _SHORTEST
     with _until_signal(stop):
         try:
             while not stop.is_set():
@@ -74,11 +71,7 @@ def supervise(
                 if stop.is_set():
                     break
                 if time.monotonic() - began > _STEADY:
-                    pause, failures = _SHORTEST, 0
-                failures += 1
-                if tries is not None and failures >= tries:
-                    say(f"{node.name}: {_why(node)}; giving up after {failures} starts")
-                    return
+                    pause = _SHORTEST
                 wait = _REFUSED if node.refused() is not None else pause
                 say(f"{node.name}: {_why(node)}; starting again in {wait:.0f} s")
                 pause = min(2 * pause, _LONGEST)

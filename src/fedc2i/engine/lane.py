@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedc2i.engine import topology
+from fedc2i.engine import restoring, topology
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.executor import Received, Trained, Turn
 from fedc2i.engine.leaving import leave
@@ -17,7 +17,6 @@ from fedc2i.engine.rounds import Metrics, Outcome, Point, Round
 from fedc2i.engine.schedule import Patience, choose
 from fedc2i.engine.server import REPORTS, Mailbox, Server
 from fedc2i.engine.settings import Settings
-from fedc2i.errors import UserError
 from fedc2i.params import Params, Stacked, prefixed, replace_rows, row, rows, size_in_bytes, unprefixed
 
 
@@ -45,7 +44,7 @@ class Lane:
         self._patience = Patience(settings.patience)
         self._last: Round | None = None
         self._metrics: dict[Point, Metrics] = {}
-        self._refused: list[int] = []
+        self._refused: dict[int, str] = {}
         self._bytes_up = self._bytes_told = 0
 
     def to_train(self, number: int) -> list[Turn]:
@@ -69,7 +68,7 @@ class Lane:
         sent_by = [self._names[m] for m in self._chosen]
         uploads = leave(uploads, self._starts, sent_by, number, self.recipe, self._settings, self._had_received)
         self._bytes_up = size_in_bytes(row(uploads, 0)) + self._bytes_told
-        self._refused = list(self._mailbox.receive(self._chosen, uploads, number))
+        self._refused = self._mailbox.receive(self._chosen, uploads, number)
         for server in self._servers:
             server.combine(number)
 
@@ -97,6 +96,7 @@ class Lane:
             tuple(self._names[m] for m in self._refused),
             bytes_up=self._bytes_up,
             bytes_down=self._bytes_down(),
+            why={self._names[m]: why for m, why in self._refused.items()},
         )
         self._received = self._joined([own.params for own in received], self._audience)
         self._chosen = self._choose(number + 1)
@@ -128,23 +128,25 @@ class Lane:
             "downloads": [server.download.clients for server in self._servers],
             "patience": self._patience.state,
             "bytes_told": self._bytes_told,
+            "layout": restoring.layout(tensors),
             "on_cpu": [name for name, tensor in tensors.items() if self._stays_on_cpu(name, tensor)],
         }
         return tensors, values
 
-    def restore(self, tensors: Params, values: Mapping[str, Any], number: int) -> None:
-        """Goes on behind round ``number`` with the state after it.
+    def check(self, tensors: Params, values: Any, number: int) -> None:
+        """Refuses a state that is not one of this run.
 
         Raises:
-            UserError: if it is of another model or of other clients.
+            UserError: if it is of another model or of other clients, or damaged; see `restoring.check`.
         """
+        restoring.check(self.recipe, self._settings, self._names, tensors, values, number)
+
+    def restore(self, tensors: Params, values: Mapping[str, Any], number: int) -> None:
+        """Goes on behind round ``number`` with the state after it, which `check` has let through."""
         on_cpu = set(values["on_cpu"])
         moved = {id(own): own.to(self._device) for own in tensors.values()}  # one of many names stays one
         tensors = {name: own if name in on_cpu else moved[id(own)] for name, own in tensors.items()}
-        own = unprefixed("own/", tensors)
-        if {name: one.shape for name, one in own.items()} != {name: one.shape for name, one in self._own.items()}:
-            raise UserError(f"the checkpoint after round {number} is of another model or of other clients")
-        self._own = own
+        self._own = unprefixed("own/", tensors)
         self._received = unprefixed("received/", tensors)
         self._mailbox.restore(unprefixed("mailbox/", tensors), values["sent"])
         for s, (server, clients) in enumerate(zip(self._servers, values["downloads"], strict=True)):
@@ -152,7 +154,7 @@ class Lane:
         self._audience = tuple(values["audience"])
         best, waited = values["patience"]
         self._patience.state = best, waited
-        self._bytes_told = int(values["bytes_told"])
+        self._bytes_told = values["bytes_told"]
         self._chosen = self._choose(number + 1)
         self._starts = rows(self._received, [self._audience.index(m) for m in self._chosen])
 

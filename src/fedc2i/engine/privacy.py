@@ -11,6 +11,7 @@ client measures influence, or keeps parts of its own, its start has seen its dat
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
@@ -38,9 +39,10 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 COUNTS = ("class_counts", "class_present")  # of floating point or not: with noise, weights by them mean nothing
 Draw = Callable[[int], Tensor]  # so many standard normal numbers, float64, on the CPU
+Means = dict[tuple[int, int], Tensor | None]  # of relayed models, by the tensors they are made of; none: no valid one
 
 
-def reference(upload: Params, received: Params, first: Params) -> Params:
+def reference(upload: Params, received: Params, first: Callable[[], Params], means: Means | None = None) -> Params:
     """What the server knows of an upload before it comes, entry by entry.
 
     The entry of the same name that it sent to the client last, of relayed models their plain mean; the client's initial
@@ -49,9 +51,17 @@ def reference(upload: Params, received: Params, first: Params) -> Params:
     Args:
         upload: the names and shapes.
         received: the last download, as this client received it.
-        first: the client's initial model.
+        first: makes the client's initial model; called only if it is needed.
+        means: those of relayed models that were made for other clients of the round, to be used and added to.
     """
-    return {name: _known(_plain(name), tensor, received, first) for name, tensor in upload.items()}
+    means = {} if means is None else means
+    sent = {name: _sent(_plain(name), tensor, received, means) for name, tensor in upload.items()}
+    initial = first() if any(own is None for own in sent.values()) else {}
+    known = {}
+    for name, tensor in upload.items():
+        own = sent[name] if sent[name] is not None else initial.get(_plain(name))
+        known[name] = torch.zeros_like(tensor) if own is None or own.shape != tensor.shape else own.to(tensor)
+    return known
 
 
 def _plain(name: str) -> str:
@@ -59,16 +69,22 @@ def _plain(name: str) -> str:
     return name.removeprefix(HEAD).removeprefix(BUFFER)
 
 
-def _known(name: str, like: Tensor, received: Params, first: Params) -> Tensor:
+def _sent(name: str, like: Tensor, received: Params, means: Means) -> Tensor | None:
+    """What the server sent of this shape: an entry, or the mean of entries; none if it did not."""
     sent = received.get(name)
-    if sent is not None and sent.shape[1:] == like.shape and sent.ndim > like.ndim:
-        flags = received.get(VALID)
-        sent = sent if flags is None or len(flags) != len(sent) else sent[flags]
-        sent = sent.to(torch.float64).mean(0) if len(sent) else None
-    for known in (sent, first.get(name)):
-        if known is not None and known.shape == like.shape:
-            return known.to(like)
-    return torch.zeros_like(like)
+    if sent is None or sent.shape == like.shape:
+        return sent
+    if sent.shape[1:] != like.shape:
+        return None
+    flags = received.get(VALID)
+    key = id(sent), id(flags)
+    if key not in means:
+        means[key] = _mean(sent if flags is None or len(flags) != len(sent) else sent[flags])
+    return means[key]
+
+
+def _mean(models: Tensor) -> Tensor | None:
+    return models.to(torch.float64).mean(0) if len(models) else None
 
 
 def clip_and_noise(upload: Params, known: Params, clip: float, noise: float, draw: Draw) -> Params:
@@ -128,16 +144,14 @@ def protect(
     if not settings.clip or not uploads:
         return uploads
     sent, mail = [], [received(k) for k in range(len(clients))]
-    means: dict[tuple[int, ...], Params] = {}  # references by what they are made of: relayed models are one for all
+    means: Means = {}  # relayed models are one for all
+    drawn = functools.lru_cache(maxsize=1)(lambda name: recipe.first_model(name, settings.init))
     for k, name in enumerate(clients):
         upload = row(uploads, k)
-        parts = [mail[k].get(_plain(entry)) for entry in upload]
-        key = tuple(id(part) for part in parts)
-        if key not in means or any(part is None for part in parts):
-            means[key] = reference(upload, mail[k], recipe.first_model(name, settings.init))
-        bounds = settings.clip, settings.noise
-        own = from_secret(secret, upload, means[key], *bounds) if secret else from_seed(recipe.seed, name, number)
-        sent.append(clip_and_noise(upload, means[key], *bounds, own))
+        first = functools.partial(drawn, name if settings.init == "independent" else clients[0])
+        known, bounds = reference(upload, mail[k], first, means), (settings.clip, settings.noise)
+        own = from_secret(secret, upload, known, *bounds) if secret else from_seed(recipe.seed, name, number)
+        sent.append(clip_and_noise(upload, known, *bounds, own))
     return stack(sent)
 
 
@@ -151,7 +165,7 @@ def from_seed(seed: int, client: str, number: int) -> Draw:
 
 
 def from_secret(secret: bytes, upload: Params, known: Params, clip: float, noise: float) -> Draw:
-    """Noise that only a site can make, 53 bits of SHAKE-256 for every number.
+    """Noise that only a site can make, 52 bits of SHAKE-256 for every number.
 
     It is a function of a key that never leaves the site and of everything the answer is made of. A site that is asked
     the same again, say by a coordinator that was killed and goes on, answers the same bits and tells nothing new; any
@@ -163,12 +177,17 @@ def from_secret(secret: bytes, upload: Params, known: Params, clip: float, noise
             mixed.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
             mixed.update(tensor.detach().to("cpu", torch.float64).numpy().tobytes())
 
-    def draw(count: int) -> Tensor:
-        bits = np.frombuffer(mixed.digest(8 * count), dtype="<u8") >> np.uint64(11)
-        normal: Tensor = torch.special.ndtri(torch.from_numpy((bits + 0.5) * 2.0**-53))
-        return normal
+    return lambda count: normal(mixed.digest(8 * count))
 
-    return draw
+
+def normal(uniform: bytes) -> Tensor:
+    """A normal number for every eight bytes, up to 8.2 in size: the quantile of (k + ½)/2^52 for their upper 52 bits k.
+
+    One bit more, and k + ½ would be rounded: to 1 for the largest k, whose quantile is infinite.
+    """
+    bits = np.frombuffer(uniform, dtype="<u8") >> np.uint64(12)
+    found: Tensor = torch.special.ndtri(torch.from_numpy((bits + 0.5) * 2.0**-52))
+    return found
 
 
 def secret_in(folder: Path) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ class Round:
         refused: names of clients whose upload was not finite or far too large, and was left out.
         bytes_up: what one client sent.
         bytes_down: what one client received.
+        why: by name what was wrong with an upload that was refused, where the engine does not say so itself.
     """
 
     seed: int
@@ -41,6 +42,7 @@ class Round:
     refused: tuple[str, ...]
     bytes_up: int
     bytes_down: int
+    why: Mapping[str, str] = field(default_factory=dict)
 
     def mean(self, point: Point, metric: str = "accuracy") -> float:
         """The unweighted mean of a metric over the clients that have it."""

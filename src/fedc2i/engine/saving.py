@@ -10,10 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedc2i.data.federation import Federation
+from fedc2i.engine import restoring
+from fedc2i.engine.client import Recipe
 from fedc2i.engine.lane import Lane
 from fedc2i.engine.rounds import Outcome, Round
-from fedc2i.errors import UserError, one_line
-from fedc2i.params import Params, prefixed, unprefixed
+from fedc2i.engine.settings import Settings
+from fedc2i.methods.base import Method
+from fedc2i.models import Model
+from fedc2i.params import Params, prefixed, size_in_bytes, unprefixed
 
 State = tuple[Params, dict[str, Any]]
 Keep = Callable[[int, bool, Callable[[], State]], None]  # the round, whether it was the last, and how to get the state
@@ -49,9 +54,47 @@ def state_of(lanes: Sequence[Lane], outcomes: Mapping[int, Outcome]) -> State:
     return tensors, values
 
 
+def size_of_state(
+    method: Method, model: Model, federation: Federation, settings: Settings, seeds: Sequence[int]
+) -> int:
+    """About how many bytes of tensors a checkpoint has.
+
+    Every client's own model and what it received; its upload, taken for a model as well, unless all take part and
+    send their own, which is written once. What only the server has is not counted: mostly one model.
+    """
+    recipe, clients = Recipe(method, model, settings.training, settings.rounds, 0), len(federation.clients)
+    some = settings.participants(clients)
+    received = clients if settings.evaluate_every == 1 else some
+    uploads = clients if settings.clip or settings.attack or some < clients else 0
+    own = recipe.first_model(federation.names[0], settings.init)  # with private parts, which are not sent
+    sent = {name: own[name] for name in (*model.body_names, *model.head_names) if name in own}
+    return len(seeds) * ((clients + received) * size_in_bytes(own) + uploads * size_in_bytes(sent))
+
+
 def ends_of(values: Mapping[str, Any], round: int) -> dict[int, int]:
     """By seed the last round it has been through, of a state after ``round``."""
     return {int(seed): int(own.get("ended", round)) for seed, own in values.items()}
+
+
+def require_fit(
+    method: Method,
+    model: Model,
+    federation: Federation,
+    settings: Settings,
+    seeds: Sequence[int],
+    state: State,
+    round: int,
+) -> None:
+    """Refuses a state after ``round`` that `put_back` would refuse, at the cost of a model.
+
+    Raises:
+        UserError: if it is of another model or of other clients, or damaged.
+    """
+    tensors, values = state
+    for seed in seeds:
+        recipe = Recipe(method, model, settings.training, settings.rounds, seed)
+        own, said = unprefixed(f"seed{seed}/", tensors), values.get(str(seed), {})
+        restoring.check(recipe, settings, federation.names, own, said, round)
 
 
 def put_back(start: Start, lanes: Sequence[Lane], device: torch.device) -> tuple[list[Lane], dict[int, Outcome]]:
@@ -64,7 +107,8 @@ def put_back(start: Start, lanes: Sequence[Lane], device: torch.device) -> tuple
     outcomes: dict[int, Outcome] = {}
     for lane in lanes:
         seed = lane.recipe.seed
-        own, said = unprefixed(f"seed{seed}/", start.tensors), start.values[str(seed)]
+        own, said = unprefixed(f"seed{seed}/", start.tensors), start.values.get(str(seed), {})
+        lane.check(own, said, start.round)
         if "ended" in said:
             trained, received = (
                 {name: tensor.to(device) for name, tensor in unprefixed(part, own).items()}
@@ -72,9 +116,6 @@ def put_back(start: Start, lanes: Sequence[Lane], device: torch.device) -> tuple
             )
             outcomes[seed] = Outcome(trained, received, start.last[seed])
         else:
-            try:
-                lane.restore(own, said, start.round)
-            except (LookupError, ArithmeticError, ValueError, TypeError, AttributeError) as error:
-                raise UserError(f"the checkpoint after round {start.round} is damaged ({one_line(error)})") from None
+            lane.restore(own, said, start.round)
             running.append(lane)
     return running, outcomes

@@ -5,9 +5,13 @@ tasks.py         what a site is asked, and what it answers
 memory.py        what a site keeps between rounds
 site.py          a site's part of a round
 fleet.py         which node is which site, and messages on their way
+gather.py        asking sites, and waiting no longer than agreed
+roster.py        who takes part
+diagnostics.py   what sites say of an exchange, as far as it fits together
 coordinator.py   the rounds
-client_app.py, server_app.py   Flower's entry points
+client_app.py    a site as Flower calls it
 simulation.py    all of it on one machine or a Ray cluster
 
-flwr is imported only in here, so that the package works without it.
+Who starts it and on which machines is the affair of `fedc2i.deploy`. flwr is imported only in these two, so that the
+package works without it.
 """

@@ -1,26 +1,19 @@
-"""Flower's entry point at a site: introduces the site, and does its part of a round.
-
-A site is described by its folder (``site`` in the node's configuration). A node without one, as in Flower's own
-simulation, is one client of a data set that the run's configuration names, by its ``partition-id``.
-"""
+"""A site as Flower calls it: introduces itself, and does its part of a round, on whatever data it is given."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedc2i import data as sources
 from fedc2i.data.federation import Client, Split
 from fedc2i.engine.client import ClientData
 from fedc2i.engine.flower.memory import ContextMemory, FolderMemory, Memory
-from fedc2i.engine.flower.setup import understand
 from fedc2i.engine.flower.site import Assignment, perform
 from fedc2i.engine.flower.tasks import Answer, Introduction, Task, failure
 from fedc2i.engine.privacy import secret_in
@@ -113,40 +106,3 @@ def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
         traceback.print_exc()
         content = failure(f"{type(error).__name__}: {error}")
     return Message(content, reply_to=message)
-
-
-@lru_cache(maxsize=1)
-def _site_home(folder: Path) -> Home:
-    from fedc2i.deploy.folders import read_site
-
-    site = read_site(folder, ready=False)  # its key and certificates are the node's affair
-    found = site.load()
-    return Home(found.clients[0], found.classes, site.state)
-
-
-@lru_cache(maxsize=64)
-def _partition_home(data: str, data_dir: str, number: int) -> Home:
-    federation = sources.load(data, data_dir=Path(data_dir) if data_dir else None)
-    if not 0 <= number < len(federation.clients):
-        raise UserError(f"{data} has {len(federation.clients)} clients, there is none for partition {number}")
-    return Home(federation.clients[number], federation.classes)
-
-
-def home_of(context: Context) -> Home:
-    """The node's site folder, or its part of the data set that the run names.
-
-    Raises:
-        UserError: if it has neither.
-    """
-    if "site" in context.node_config:
-        return _site_home(Path(str(context.node_config["site"])))
-    if "partition-id" in context.node_config and context.run_config.get("data"):
-        run = context.run_config
-        return _partition_home(str(run["data"]), str(run.get("data-dir", "")), int(context.node_config["partition-id"]))
-    raise UserError("this node has no site folder; start it with `fedc2i site start`, or name the run's data")
-
-
-def app_in(root: Path | None = None) -> ClientApp:
-    """The Flower App whose methods and models given as files lie in ``root``."""
-    known = lru_cache(maxsize=4)(lambda setup: understand(setup, root))
-    return make(home_of, lambda task: known(task.setup))

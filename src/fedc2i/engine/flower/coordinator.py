@@ -7,6 +7,8 @@ task, so a round's report is complete one message later.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +19,7 @@ from flwr.app import ArrayRecord
 from fedc2i.checkpoint import Checkpoint
 from fedc2i.engine import topology
 from fedc2i.engine.flower import wire
+from fedc2i.engine.flower.diagnostics import agreed
 from fedc2i.engine.flower.fleet import Fleet
 from fedc2i.engine.flower.gather import Gatherer, Policy
 from fedc2i.engine.flower.site import Assignment
@@ -89,6 +92,7 @@ class Coordinator:
         self._patience = Patience(settings.patience)
         self._open: _Open | None = None
         self._reported = 0  # the last round whose report is out
+        self._course = ""  # with noise: a digest of all that was taken in, on which what is asked next depends
         self._before = [(server.state, 0) for server in self._servers]  # the last combine that brought something
         self._packed = self._pack()
 
@@ -109,6 +113,7 @@ class Coordinator:
             "open": vars(self._open),
             "patience": self._patience.state,
             "combined": [number for _, number in self._before],
+            "course": self._course,
         }
         return Checkpoint(self._open.number, tensors, values)
 
@@ -136,17 +141,31 @@ class Coordinator:
             if number:
                 server.combine(number)
         self._patience.state = tuple(saved.values["patience"])
+        self._course = str(saved.values.get("course", ""))  # an earlier version has none
         self._reported = self._open.number - 1
         self._packed = self._pack()
 
-    def rounds(self, collected: Callable[[], None] = lambda: None) -> Iterator[Round]:
-        """Runs to the end; a report for every round, and ``collected`` after each round's uploads were taken in."""
+    def rounds(
+        self,
+        collected: Callable[[], None] = lambda: None,
+        asking: Callable[[int, str], bool] = lambda number, course: False,
+    ) -> Iterator[Round]:
+        """Runs to the end; a report for every round.
+
+        Args:
+            collected: called after each round's uploads were taken in.
+            asking: with noise, called before a round's uploads are asked for, with its number and a digest of all that
+                was taken in before: sites that are asked for a round again on the same course send the same bits. Says
+                whether the round was asked for on another course.
+        """
         settings = self._settings
         for number in range(1 if self._open is None else self._open.number + 1, settings.rounds + 1):
             if self._open is not None and settings.patience and settings.is_due(number - 1):
                 yield (report := self._exchange(number))
                 if self._patience.is_over(report, self._recipe.method.headline):
                     return
+            if settings.noise and asking(number, self._course):
+                self._say(f"round {number} is asked for again after other answers than before; ε counts it once more")
             yield from self._train(number)
             collected()
         if self._open is not None:
@@ -167,6 +186,8 @@ class Coordinator:
                 yield self._close(opened, answers)
             self._hear(sent)
         refused = self._take(sent, number)
+        if refused or len(sent) < len(chosen):  # who did not answer may have trained, or not
+            self._turn(secrets.token_bytes(16))
         for s, server in enumerate(self._servers):
             state, before = server.state, server.download
             if server.combine(number) is not before:
@@ -195,7 +216,8 @@ class Coordinator:
         scores: dict[Point, Metrics] = {}
         if opened.trained:
             scores = {"trained": opened.trained, "received": self._scores(answers, "received")}
-        influence = spread(self._told(answers), len(self._names))
+        is_last = opened.number == self._settings.rounds
+        influence = spread(self._told(answers), len(self._names), is_last)
         return Round(
             self._recipe.seed,
             opened.number,
@@ -246,11 +268,23 @@ class Coordinator:
         fits = [client for client, answer in answers.items() if _shapes(answer.upload) == self._expected]
         odd = [client for client in answers if client not in fits]
         broken = self._mailbox.receive(fits, stack([answers[m].upload for m in fits]), number) if fits else {}
+        for client in fits:
+            if client not in broken:
+                self._turn(f"{number} {client} {self._samples[client]}".encode(), answers[client].upload)
         for client in odd:
             self._say(f"round {number}: the upload of {self._names[client]} is of another architecture; left out")
         for client, why in broken.items():
             self._say(f"round {number}: the upload of {self._names[client]} is {why}; left out")
         return sorted([*odd, *broken])
+
+    def _turn(self, what: bytes, upload: Params | None = None) -> None:
+        """Adds to the course what happened."""
+        if not self._settings.noise:
+            return
+        mixed = hashlib.sha256(self._course.encode() + what)
+        for name, tensor in sorted((upload or {}).items()):
+            mixed.update(f"|{name}|".encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        self._course = mixed.hexdigest()
 
     def _pack(self) -> Callable[[int], tuple[ArrayRecord, ArrayRecord]]:
         """What a client is sent: what a circle receives is packed once, and the same object for all in it."""
@@ -269,14 +303,9 @@ class Coordinator:
         return [dict(answers[m].metrics.get(point, {})) if m in answers else {} for m in range(len(self._names))]
 
     def _told(self, answers: Mapping[int, Answer]) -> list[Told]:
-        """Diagnostics of the shapes that there can be: of each client received, of each class, or both."""
-        told = []
-        for client, answer in answers.items():
-            received = self._servers[self._circle[client]].download.clients
-            allowed = {(), (len(received),), (self._classes,), (len(received), self._classes)}
-            sound = {name: own[None] for name, own in answer.report.items() if tuple(own.shape) in allowed}
-            told.append(Told(sound, (client,), received))
-        return told
+        """What sites say of the exchange, as far as it fits together."""
+        received = {client: self._servers[self._circle[client]].download.clients for client in answers}
+        return agreed({client: answer.report for client, answer in answers.items()}, received, self._classes)
 
 
 def _shapes(tensors: Params) -> tuple[tuple[str, str, tuple[int, ...]], ...]:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.engine.flower.fleet import Fleet
-from fedc2i.engine.flower.tasks import Introduction
-from fedc2i.errors import UserError
+from fedc2i.engine.flower.tasks import MOST_LETTERS, Introduction
+from fedc2i.errors import UserError, one_line
 
 MOST_NAMED = 20  # classes in a line
+MOST_LISTED = 8  # sites in a line, and classes of each
 
 
 def assemble(
@@ -76,7 +77,10 @@ def in_common(
     if not classes:
         classes = there[0].classes if len(found) == 1 else sorted({name for own in found for name in own})
         if len(found) > 1:
+            lists = "; ".join(f"{own.name} {_some(own.classes, MOST_LISTED)}" for own in there[:MOST_LISTED])
+            more = f"; and {len(there) - MOST_LISTED} more sites" if len(there) > MOST_LISTED else ""
             say(f"the sites have different classes; the run has all {len(classes)} of them: {_some(classes)}")
+            say(f"classes by site: {lists}{more}; if that is wrong, mend their data, or fix the list with --classes")
     shape = Counter(own.image for own in there).most_common(1)[0][0]
     return RemoteFederation(
         "sites",
@@ -88,7 +92,7 @@ def in_common(
 
 
 def refuse_misfits(fleet: Fleet, federation: RemoteFederation, at_least: int) -> None:
-    """Leaves out sites whose images have another size than the run's, those there and those to come.
+    """Leaves out sites whose images have another size than the run's or that have other classes, also those to come.
 
     Raises:
         UserError: if too few remain.
@@ -98,6 +102,11 @@ def refuse_misfits(fleet: Fleet, federation: RemoteFederation, at_least: int) ->
         if who.image != federation.image_shape:
             own, needed = _size(who.image), _size(federation.image_shape)
             raise UserError(f"{who.name} has images of {own}, the run of {needed}; its site.toml can set image_size")
+        if unknown := [name for name in who.classes if name not in federation.classes]:
+            raise UserError(
+                f"{who.name} has the classes {_some(who.classes)}, and the run no {_some(unknown)}; it has "
+                f"{_some(federation.classes)}, and --classes can name more at its start"
+            )
 
     fleet.welcome = check
     for who in list(fleet.sites.values()):
@@ -109,8 +118,9 @@ def refuse_misfits(fleet: Fleet, federation: RemoteFederation, at_least: int) ->
         raise UserError(f"{len(fleet.sites)} sites fit together, at least {at_least} are needed")
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+def _some(names: Sequence[str], most: int = MOST_NAMED) -> str:
+    shown = ", ".join(one_line(name, MOST_LETTERS) for name in names[:most])
+    return shown + (f", ... ({len(names)})" if len(names) > most else "")
 
 
 def _size(image: Sequence[int]) -> str:

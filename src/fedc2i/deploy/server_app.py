@@ -9,8 +9,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.inflatable import inflatable_utils
 
+from fedc2i.deploy.lead import Job, lead
 from fedc2i.engine.flower.gather import Policy
-from fedc2i.engine.flower.lead import Job, lead
 from fedc2i.errors import UserError
 
 # An answer is often announced a moment before its parts have come; Flower would sleep a second over it.

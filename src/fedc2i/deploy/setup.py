@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
+import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ from fedc2i.engine.client import Recipe
 from fedc2i.engine.flower.site import Assignment, fingerprint
 from fedc2i.engine.flower.tasks import MOST_CLASSES, MOST_SIDE
 from fedc2i.errors import UserError, one_line
-from fedc2i.plans import Plan, build, parse
+from fedc2i.plans import Plan
+from fedc2i.specs import build, parse
 from fedc2i.version import __version__
 
 PLUGINS = "plugins"  # a folder of the Flower App
@@ -66,6 +70,50 @@ def files(method: str, model: str | None) -> dict[str, Path]:
         if plugins.is_plugin(name)
         for file in [":".join(name.split(":")[:2])]
     }
+
+
+def refuse_neighbours(method: str, model: str | None) -> None:
+    """Refuses a user's own file that needs another one beside it: only the file that was named travels.
+
+    Raises:
+        UserError: with the other's name, and what to do.
+    """
+    for file in files(method, model).values():
+        for name in dict.fromkeys(_imports(file)):
+            if name.startswith(".") or _is_beside(file, name):
+                raise UserError(
+                    f"{file}: imports '{name}' from beside it, which does not travel to the sites; move what it needs "
+                    f"into {file.name}, or install '{name.lstrip('.')}' as a package here and at every site"
+                )
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """What a file imports, wherever in it, by the first part of the name; with dots before it if relative."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # whoever loads it says what is wrong with it
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or node.names[0].name).split(".")[0]
+
+
+def _is_beside(file: Path, name: str) -> bool:
+    """Whether a module would be found beside the file, and is not installed."""
+    folder = file.absolute().parent
+    if not (folder / f"{name}.py").is_file() and not any((folder / name).glob("*.py")):
+        return False
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    places = [] if found is None else [found.origin, *(found.submodule_search_locations or ())]
+    if any(place and folder not in Path(place).absolute().parents for place in places):
+        return False
+    known = importlib.metadata.packages_distributions()
+    return name not in known and not any(True for _ in importlib.metadata.distributions(name=name))
 
 
 def _at_site(name: str, root: Path | None) -> str:

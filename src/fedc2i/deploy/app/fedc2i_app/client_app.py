@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-from fedc2i.engine.flower.client_app import app_in
+from fedc2i.deploy.client_app import app_in
 
 app = app_in(Path(__file__).parent)

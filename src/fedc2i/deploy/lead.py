@@ -15,20 +15,21 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedc2i import checkpoint, journal, privacy
 from fedc2i.data.remote import RemoteFederation
+from fedc2i.deploy.setup import describe
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.flower.coordinator import Coordinator
 from fedc2i.engine.flower.fleet import Fleet, Grid
 from fedc2i.engine.flower.gather import Policy
 from fedc2i.engine.flower.roster import assemble, in_common, refuse_misfits
-from fedc2i.engine.flower.setup import describe
 from fedc2i.engine.flower.site import Assignment, expected_upload
 from fedc2i.engine.flower.tasks import Introduction
-from fedc2i.engine.rounds import Point, Round
+from fedc2i.engine.rounds import POINTS, Point, Round
 from fedc2i.errors import UserError
 from fedc2i.plans import Plan, prepare
 from fedc2i.progress import left_out
@@ -54,6 +55,8 @@ class Job:
         classes: the classes' names; if empty, those that the sites have.
         wait: seconds to wait for the sites at the start.
         policy: how long to wait for whom in a round, and how models travel.
+        local: where the folders of all sites lie, seen from ``out``, if they are all on this machine; see
+            `fedc2i.deploy.local`.
     """
 
     out: Path
@@ -65,6 +68,7 @@ class Job:
     classes: tuple[str, ...] = ()
     wait: float = 300.0
     policy: Policy = field(default_factory=Policy)
+    local: str = ""
 
     @property
     def digest(self) -> str:
@@ -130,10 +134,12 @@ def _lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
     result = Result(plan.method, plan.config, federation, plan.label, plan.key)
     for seed in plan.config.seeds:
         _lead_seed(fleet, plan, job, f"{run}-seed{seed}", seed, result, files, say)
+        result.asked[seed] = journal.asked(job.out / "rounds" / f"seed{seed}")
     figures.draw_run(result, job.out)
     files.finish(result)
     _tidy(job.out)
-    say(f"finished: {result!r}{left_out(result.refused)}")
+    scores = ", ".join(f"{point} {result.scores(point)['Avg']} %" for point in POINTS)
+    say(f"finished: mean accuracy {scores}{left_out(result.refused)}")
     return result
 
 
@@ -177,7 +183,7 @@ def _lead_seed(
         say(f"seed {seed} goes on behind round {saved.round}")
     files.restart(result.rounds)
     began = time.monotonic()
-    for report in coordinator.rounds(keep):
+    for report in coordinator.rounds(keep, partial(journal.ask, reports)):
         journal.write(reports, report)
         files.record(report)
         result.rounds.append(report)
@@ -186,11 +192,12 @@ def _lead_seed(
 
 
 def _line(report: Round, rounds: int, elapsed: float) -> str:
-    scores = "".join(f", {point} {report.mean(point):.2f} %{_of(report, point)}" for point in report.metrics)
+    scores = ", ".join(f"{point} {report.mean(point):.2f} %{_of(report, point)}" for point in report.metrics)
     size = f"{report.bytes_up / 1e6:.2f} MB up and {report.bytes_down / 1e6:.2f} MB down a site"
     return (
-        f"seed {report.seed}, round {report.round}/{rounds}: {len(report.participants)} sites{scores}; "
-        f"{report.seconds:.1f} s, {size}; {elapsed:.0f} s in all"
+        f"seed {report.seed}, round {report.round}/{rounds}: {len(report.participants)} sites"
+        f"{f', mean accuracy {scores}' if scores else ''}; "
+        f"took {report.seconds:.1f} s, {size}; {elapsed:.0f} s since the start"
     )
 
 

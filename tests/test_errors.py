@@ -1,0 +1,35 @@
+"""What is said to the person at the keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fedc2i import UserError, config, methods, models
+from fedc2i import data as sources
+from fedc2i.errors import nearest
+from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.plans import prepare
+from fedc2i.specs import parse
+
+MISTYPED: dict[str, tuple[Callable[[], object], str]] = {
+    "method": (lambda: methods.get("fedc2"), "fedc2i"),
+    "option": (lambda: parse("fedc2i:gama=2"), "gamma"),
+    "setting": (lambda: prepare(["fedc2i"], {"round": 3}, "embedded"), "rounds"),
+    "setting of a file": (lambda: config.make(FedC2I, {"lr_": 3}), "lr"),
+    "model": (lambda: models.build("lenet-wyde", 10, (3, 32, 32)), "lenet-wide"),
+    "data": (lambda: sources.load("Embeded", data_dir=None, image_size=None), "embedded"),
+}
+
+
+@pytest.mark.parametrize(("ask", "meant"), MISTYPED.values(), ids=MISTYPED)
+def test_a_mistyped_name_is_recognised(ask: Callable[[], object], meant: str) -> None:
+    with pytest.raises(UserError) as caught:
+        ask()
+    assert f" (did you mean '{meant}'?)" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "xyzzy", "gamma", "\x1b[2Jgamma" * 50, 7, None])
+def test_nothing_is_made_up(name: object) -> None:
+    assert nearest(name, ("gamma", "rounds")) == ""
