@@ -283,6 +283,13 @@ def test_seed_that_measured_nothing_does_not_spoil_the_figure() -> None:
     assert figures.mean_over_seeds(result, "influence_vector").shape == (2, 2, 2)
 
 
+def test_clients_that_took_part_in_some_seeds_are_drawn_by_these() -> None:
+    nan = np.nan
+    vectors = {0: [[[0.9, 0.1], [nan, nan]]], 1: [[[0.7, 0.3], [0.4, 0.6]]]}
+    result = made_up(AB, {0: [[1, 2]], 1: [[1, 2]]}, influence={"influence_vector": vectors})
+    assert np.allclose(figures.mean_over_seeds(result, "influence_vector"), [[[0.8, 0.2], [0.4, 0.6]]])
+
+
 def test_heat_maps_carry_names_and_values() -> None:
     result = measured(3, 4, rounds=20)
     figure = figures.influence_vectors(result, result.influence())

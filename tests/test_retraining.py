@@ -74,18 +74,52 @@ def test_what_cannot_be_ranked_is_not() -> None:
     assert (found.rho, found.others) == (pytest.approx(1.0), 3)
 
 
-def test_overall_is_the_mean_and_its_p_that_of_independent_orders() -> None:
-    rows = [(np.array([0.1, 0.2, 0.3]), np.array(effect)) for effect in ([1.0, 2, 3], [1.0, 2, 3], [1.0, 3, 2])]
-    found = agree_overall(rows)
-    rho = [agree(*row).rho for row in rows]
-    assert found.rho == pytest.approx(np.mean(rho))
-    orders = [
-        agree(np.array(order, dtype=float), np.array([1.0, 2, 3])).rho for order in itertools.permutations(range(3))
-    ]
-    means = [np.mean(three) for three in itertools.product(orders, repeat=3)]
-    exact = np.mean([abs(mean) >= abs(found.rho) - 1e-9 for mean in means])
-    assert found.p == pytest.approx(exact, abs=0.02)
-    assert math.isnan(agree_overall([(np.ones(3), np.ones(3))]).rho)
+def mean_rho(influence: np.ndarray, effect: np.ndarray) -> float:
+    """The mean over clients of scipy's ρ of the others."""
+    rows = [[k for k in range(len(influence)) if k != m] for m in range(len(influence))]
+    return float(np.mean([stats.spearmanr(influence[m, k], effect[m, k]).statistic for m, k in enumerate(rows)]))
+
+
+def test_overall_is_the_mean_and_its_p_that_of_exchanged_clients() -> None:
+    """Every way to give the clients of one table other names, one by one."""
+    generator = np.random.default_rng(4)
+    influence = generator.random((4, 4))
+    effect = influence + generator.normal(size=(4, 4))
+    found = agree_overall(influence, effect)
+    assert found.rho == pytest.approx(mean_rho(influence, effect))
+    every = [list(order) for order in itertools.permutations(range(4))]
+    means = [mean_rho(influence[order][:, order], effect) for order in every]
+    assert found.p == np.mean([abs(mean) >= abs(found.rho) - 1e-9 for mean in means])
+    assert 0 < found.p < 1
+    assert found.others == 4
+    assert math.isnan(agree_overall(np.ones((4, 4)), np.ones((4, 4))).rho)
+
+
+def test_overall_of_many_clients_is_drawn_and_never_nothing() -> None:
+    table = np.random.default_rng(0).random((9, 9))
+    found = agree_overall(table, table)
+    assert (found.rho, found.p) == (pytest.approx(1.0), pytest.approx(1 / 10_000))
+
+
+def test_clients_that_help_everybody_are_one_witness_not_many() -> None:
+    """Both tables have columns in common over all rows, and nothing with each other: p is small one time in twenty."""
+    generator = np.random.default_rng(0)
+    small = 0
+    for _ in range(100):
+        first, second = (generator.normal(size=5) + 0.1 * generator.normal(size=(5, 5)) for _ in range(2))
+        small += agree_overall(first, second).p <= 0.05
+    assert small <= 10  # with orders that are drawn for each row alone, some thirty
+
+
+def test_overall_where_something_was_not_measured() -> None:
+    generator = np.random.default_rng(1)
+    influence = generator.random((6, 6))
+    effect = influence.copy()
+    influence[2] = np.nan
+    effect[:, 4] = np.nan
+    found = agree_overall(influence, effect)
+    assert (found.rho, found.others) == (pytest.approx(1.0), 5)
+    assert found.p < 0.05
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +189,11 @@ def test_a_small_p_is_not_nothing(p: float, said: str) -> None:
 
 
 def test_the_table_has_no_p_of_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    count = 6
+    count = 7
     generator = np.random.default_rng(0)
     influence = generator.random((count, count))
     effects = np.where(np.eye(count) > 0, np.nan, influence)
-    found = Check(tuple("abcdef"), (0,), 1, influence, influence, {"received": effects, "trained": effects}, "test")
+    found = Check(tuple("abcdefg"), (0,), 1, influence, influence, {"received": effects, "trained": effects}, "test")
     show_check(Console(file=sys.stdout, width=120), found, 1, tmp_path)
     out = capsys.readouterr().out
     assert "< 0.001" in out

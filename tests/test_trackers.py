@@ -17,6 +17,7 @@ import fedc2i
 from fedc2i.data.federation import Federation
 from fedc2i.errors import UserError
 from fedc2i.models import Model
+from fedc2i.plans import prepare
 from fedc2i.results import Result
 from fedc2i.trackers import Observers, Tracking, heat_map, track
 from helpers import call, write_arrays
@@ -57,6 +58,14 @@ class Broken(Recorder):
     def scalars(self, round: int, values: Mapping[str, float]) -> None:
         if round > 1:
             raise ConnectionError("no route to host")
+        super().scalars(round, values)
+
+
+class Strict(Recorder):
+    """It takes every round once."""
+
+    def scalars(self, round: int, values: Mapping[str, float]) -> None:
+        assert round not in self.values
         super().scalars(round, values)
 
 
@@ -125,6 +134,83 @@ def test_a_tracker_that_fails_does_not_end_the_run(federation: Federation, model
     assert len(result.rounds) == 8
     assert len(said) == 2  # once for each seed
     assert [sorted(one.values) for one in made] == [[1], [1]]
+    assert [one.ended for one in made] == [[({}, True)]] * 2  # closed, once
+
+
+def test_one_that_cannot_begin_is_one_line_and_the_others_are_closed(federation: Federation, model: Model) -> None:
+    tracking, made = recorded()
+
+    class Refuses(Recorder):
+        def begin(self, name: str, settings: Mapping[str, Any]) -> None:
+            raise UserError("no such server")
+
+        def end(self, scores: Mapping[str, float], failed: bool) -> None:
+            raise AssertionError("it never began")
+
+    both = Tracking([*tracking._makes, Refuses])
+    with pytest.raises(UserError, match="no such server"), both:
+        run(federation, model, both)
+    assert [one.ended for one in made] == [[({}, True)]]
+
+
+def test_one_that_cannot_end_keeps_neither_the_run_nor_the_others(federation: Federation, model: Model) -> None:
+    tracking, made = recorded()
+
+    class Stuck(Recorder):
+        def end(self, scores: Mapping[str, float], failed: bool) -> None:
+            raise ConnectionError("gone")
+
+    both = Tracking([Stuck, *tracking._makes])
+    with pytest.warns(UserWarning, match="Stuck failed at the end of the run: gone"), both:
+        result = run(federation, model, both)
+    assert len(result.rounds) == 4
+    assert [len(one.ended) for one in made] == [1, 1]
+
+
+@needs("tensorboard")
+@needs("mlflow")
+@pytest.mark.parametrize("wanted", ["tensorboard:{}/file/logs", "mlflow:{}/file/flow", "mlflow:nosuch://server"])
+def test_a_place_that_is_none_is_one_line(
+    tmp_path: Path, make_federation: Callable[..., Federation], wanted: str
+) -> None:
+    (tmp_path / "file").touch()
+    data = write_arrays(tmp_path / "data", make_federation((8, 8)))
+    where = ("--track", wanted.format(tmp_path), "--out", str(tmp_path / "run"))
+    answer = call("run", "fedavg", "--data", data, "--rounds", "1", "--model", "lenet5", *where)
+    assert answer.code == 2
+    assert answer.err.splitlines()[-1].startswith(f"fedc2i: error: --track {wanted.partition(':')[0]}: ")
+
+
+def test_a_run_that_is_gone_on_with_is_told_from_its_first_round(
+    tmp_path: Path, make_federation: Callable[..., Federation], federation: Federation, model: Model
+) -> None:
+    """By `resume`, as another run of the tracker, with every number of an uninterrupted one, each once."""
+
+    class Ends:
+        begin = client = lambda *_: None
+
+        def round(self, report: Any) -> None:
+            if (report.round, report.seed) == (2, 5):
+                raise KeyboardInterrupt
+
+    settings = {**SETTINGS, "rounds": 3}
+    (plan,) = prepare(["fedc2i"], settings, federation, model)
+    with pytest.raises(KeyboardInterrupt):
+        plan.execute(tmp_path / "run", Ends())  # type: ignore[arg-type]
+    tracking, made = recorded(Strict)
+    with tracking:
+        result = fedc2i.resume(tmp_path / "run", federation, model, observer=tracking)
+    whole, expected = recorded()
+    with whole:
+        run(federation, model, whole, rounds=3)
+    assert len(result.rounds) == 6  # type: ignore[union-attr]
+    assert [sorted(one.values) for one in made] == [[1, 2, 3]] * 2
+    for one, other in zip(made, expected, strict=True):
+        without = [
+            {k: {n: v for n, v in own.items() if n != "seconds"} for k, own in x.values.items()} for x in (one, other)
+        ]
+        assert without[0] == without[1]
+        assert sorted(one.images) == [1, 2, 3]
 
 
 def test_heat_map() -> None:
@@ -137,6 +223,7 @@ def test_heat_map() -> None:
     assert picture[-1, 0].tolist() == [200, 200, 200]
     assert (picture[:half, :half] == picture[0, 0]).all()
     assert heat_map(np.full((3, 3), np.nan)).std() == 0
+    assert heat_map(np.array([[-0.2, 1.0], [0.0, 0.5]]))[0, 0].tolist() == [255, 255, 255]
 
 
 def test_refusals() -> None:

@@ -270,10 +270,28 @@ def test_influence_says_what_is_allowed(arguments: dict[str, int], message: str)
         two_seeds().plot_influence(**arguments)
 
 
+def test_what_one_seed_did_not_measure_is_the_others() -> None:
+    """A client that took no part in one seed's last round, and a seed that stopped a round earlier."""
+    first, second = np.array([[[0.6, 0.4], [0.2, 0.8]]] * 2), np.array([[[0.8, 0.2], [0.4, 0.6]]])
+    first[1, 1] = NAN
+    accuracy = {0: [[1, 2], [3, 4]], 1: [[1, 2]]}
+    result = made_up(AB, accuracy, influence={"influence_vector": {0: first, 1: second}})
+    for number, expected in ((1, [[0.7, 0.3], [0.3, 0.7]]), (np.int64(2), [[0.6, 0.4], [NAN, NAN]])):
+        (image,) = result.plot_influence(number).get_images()  # type: ignore[arg-type]
+        np.testing.assert_allclose(np.ma.filled(image.get_array(), NAN), expected, rtol=1e-6)
+    assert "0.60" in result._repr_html_()
+
+
 def test_plots_of_nothing_are_refused() -> None:
-    nothing = made_up(AB, {0: [[1, 2]]}, influence={"influence_vector": {0: [np.full((2, 2), NAN)]}})
-    with pytest.raises(UserError, match="nothing was measured in round 1"):
+    none = np.full((2, 2), NAN)
+    nothing = made_up(AB, {0: [[1, 2]]}, influence={"influence_vector": {0: [none]}})
+    with pytest.raises(UserError, match="measured no influence vector"):
         nothing.plot_influence()
+    later = made_up(AB, {0: [[1, 2], [3, 4]]}, influence={"influence_vector": {0: [none, np.eye(2)]}})
+    with pytest.raises(UserError, match="nothing was measured in round 1"):
+        later.plot_influence(1)
+    with pytest.raises(UserError, match=r"whole number from 1 to 2, got 1\.5"):
+        later.plot_influence(1.5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="point must be received or trained, got 'both'"):
         nothing.plot_accuracy("both")  # type: ignore[arg-type]
     nothing.rounds.clear()

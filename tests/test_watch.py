@@ -86,6 +86,32 @@ def test_reads_a_run_that_grows(tmp_path: Path, finished: Result) -> None:
     assert len(rounds) == 4
 
 
+def test_influence_is_the_mean_of_seeds_that_were_written_between_two_looks(tmp_path: Path, finished: Result) -> None:
+    """Seeds write one after the other; the second's report must not push the first's out."""
+    files = begun(tmp_path, finished, 1)
+    follower = Follower(tmp_path)
+    vectors = []
+    for report in (report for report in finished.rounds if report.round == 2):
+        files.record(report)
+        journal.write(tmp_path / "rounds" / f"seed{report.seed}", report)
+        vectors.append(report.influence["influence_vector"])
+        number, found = follower.read().influence or (0, np.zeros(0))
+        assert number == 2
+        np.testing.assert_allclose(found, np.mean(vectors, axis=0), rtol=1e-6)
+    assert len(vectors) == 2
+
+
+def test_what_one_seed_did_not_measure_is_the_others(tmp_path: Path, finished: Result) -> None:
+    reports = [replace(report, influence=dict(report.influence)) for report in finished.rounds if report.round == 1]
+    blank = reports[0].influence["influence_vector"].copy()
+    blank[1] = np.nan
+    reports[0].influence["influence_vector"] = blank
+    partly = replace(finished, rounds=reports)
+    begun(tmp_path, partly, 1)
+    _, found = Follower(tmp_path).read().influence or (0, np.zeros(0))
+    np.testing.assert_allclose(found[1], reports[1].influence["influence_vector"][1], rtol=1e-6)
+
+
 def test_a_torn_line_is_read_when_it_is_whole(tmp_path: Path, finished: Result) -> None:
     begun(tmp_path, finished, 2)
     path = tmp_path / "metrics.jsonl"
@@ -178,20 +204,46 @@ def test_picture_has_curves_values_and_influence(tmp_path: Path, finished: Resul
 
 
 def test_sparkline() -> None:
-    assert sparkline([0, 40, 100], 0, 100, 10) == "▁▄█"
-    assert sparkline([0, float("nan"), 100], 0, 100, 10) == "▁ █"
-    assert sparkline([7, 7], 7, 7, 10) == "▁▁"
-    assert sparkline(range(100), 0, 99, 8) == BARS
+    assert sparkline([0, 40, 100], 0, 100) == "▁▄█"
+    assert sparkline([0, float("nan"), 100], 0, 100) == "▁ █"
+    assert sparkline([7, 7], 7, 7) == "▁▁"
+    assert sparkline(range(8), 0, 7) == BARS
+
+
+def test_of_many_rounds_some_are_drawn_the_last_always(tmp_path: Path) -> None:
+    lines(tmp_path, [(number, "a", float(number)) for number in range(1, 1001)])
+    state = Follower(tmp_path).read()
+    assert len(state.curve("trained")) == 1000
+    assert state.curve("trained", "a", most=4) == [1, 334, 667, 1000]
+    assert state.curve("trained", most=1001) == state.curve("trained")
+    text = shown(state)
+    assert "1000.00" in text
+    assert f" {BARS[0]}" in text
+    assert BARS[-1] in text
+
+
+def test_a_name_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
+    """Nor a method, nor data: all of it comes from a folder of somebody else's."""
+    lines(tmp_path, [(1, "Sc\x1b]0;title\x07\x1b[31mans", 50.0)])
+    (tmp_path / "config.toml").write_text('method = "x\\u001b[31m"\ndata = "d\\u001b[2J"\nrounds = 3\nseeds = [0]\n')
+    text = shown(Follower(tmp_path).read())
+    assert "ans" in text
+    assert "\x1b" not in text
+
+
+def lines(folder: Path, values: list[tuple[int, str, float]]) -> None:
+    """A run folder with these rounds, clients and accuracies, at both points."""
+    (folder / "config.toml").write_text('method = "x"\nrounds = 3\nseeds = [0]\n')
+    entries = [
+        {"seed": 0, "round": number, "client": client, "point": point, "metric": "accuracy", "value": value}
+        for number, client, value in values
+        for point in ("received", "trained")
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
 
 
 def test_many_clients_are_cut_and_said(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text('method = "x"\nrounds = 3\nseeds = [0]\n')
-    entries = [
-        {"seed": 0, "round": 1, "client": f"client {k}", "point": point, "metric": "accuracy", "value": float(k)}
-        for point in ("trained", "received")
-        for k in range(50)
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    lines(tmp_path, [(1, f"client {k}", float(k)) for k in range(50)])
     text = shown(Follower(tmp_path).read())
     assert "client 19" in text
     assert "client 20" not in text

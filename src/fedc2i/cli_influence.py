@@ -15,7 +15,7 @@ from rich.text import Text
 from fedc2i.cli_common import DataDir, Json
 from fedc2i.config import parse_seeds
 from fedc2i.engine.rounds import POINTS
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
 from fedc2i.intervals import FILE, Influence, intervals
 from fedc2i.readback import read_run
 from fedc2i.reopening import reopen
@@ -47,9 +47,10 @@ def show(
     Helpers whose interval holds the equal share are marked: the samples do not tell them from anybody. All numbers are
     written into the run folder, as influence-intervals.json.
     """
+    names = read_run(folder).federation.names
+    if client is not None and client not in names:
+        raise UserError(f"no client '{client}', allowed are {one_line(', '.join(names), most=1000)}")
     found = intervals(folder, seed=seed, samples=samples, draws=draws, level=level, data_dir=data_dir)
-    if client is not None and client not in found.clients:
-        raise UserError(f"no client '{client}', allowed are {', '.join(found.clients)}")
     if json:
         print(to_json(found.to_json()), end="")
         return
@@ -85,7 +86,7 @@ def _count(found: Influence) -> list[str]:
 def _title(found: Influence, m: int) -> str:
     name, share = found.clients[m], float(found.share[m])
     measured = f"{found.samples[name]} {_split(found.split[name])} samples, seed {found.seed}"
-    return f"What helps {name}: influence λ on {measured}, equal share {share:.3f}"
+    return f"What helps {one_line(name)}: influence λ on {measured}, equal share {share:.3f}"
 
 
 def _helpers(found: Influence, m: int) -> Table:
@@ -105,7 +106,11 @@ def _helpers(found: Influence, m: int) -> Table:
         mark = "fixed" if fixed[i] else "not received" if math.isnan(estimate) else "" if differs[i] else "≈ equal"
         more = "more" if estimate > float(found.share[m]) else "less"
         style = "dim" if mark else "green" if more == "more" else ""
-        cells = (found.clients[i] + (" (own)" if i == m else ""), f"{estimate:.3f}", f"{low:.3f} .. {high:.3f}")
+        cells = (
+            one_line(found.clients[i]) + (" (own)" if i == m else ""),
+            f"{estimate:.3f}",
+            f"{low:.3f} .. {high:.3f}",
+        )
         table.add_row(*map(Text, cells), Text(mark or more), style=style)
     if len(order) > MOST_HELPERS:
         table.caption = f"and {len(order) - MOST_HELPERS} more, see {FILE}"
@@ -141,7 +146,7 @@ def check(
         plan,
         wanted,
         plan.config.seeds[:1] if seeds is None else parse_seeds(seeds),
-        lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True),
+        lambda line: console.print(one_line(line), highlight=False, markup=False, soft_wrap=True),
     )
     write_atomically(folder / CHECKED, to_json(found.to_json()).encode())
     if json:
@@ -162,7 +167,7 @@ def show_check(console: Console, found: Check, of_run: int, folder: Path) -> Non
         table.add_column("p", justify="right")
     by_point = {point: found.agreement(point) for point in POINTS}
     for m, name in enumerate(found.clients):
-        table.add_row(Text(name), *(cell for point in POINTS for cell in _cells(by_point[point][m])))
+        table.add_row(Text(one_line(name)), *(cell for point in POINTS for cell in _cells(by_point[point][m])))
     overall = {point: found.overall(point) for point in POINTS}
     table.add_section()
     table.add_row("all", *(cell for point in POINTS for cell in _cells(overall[point])), style="bold")
@@ -172,8 +177,8 @@ def show_check(console: Console, found: Check, of_run: int, folder: Path) -> Non
         f"ρ: Spearman's, of λ (mean over rounds) and the rise of the loss on {found.split} data when a client is left "
         "out from the start; received: before local training, trained: after it.",
         f"p: share of all orders of the {others} others with a ρ as far from 0; the smallest possible is "
-        f"{2 / math.factorial(others):.2g} for one client"
-        + ("." if others > 3 else ", so only the last row can tell."),
+        f"{2 / math.factorial(others):.2g} for one client{'.' if others > 3 else ', so only the last row can tell.'} "
+        "Last row: of all ways to exchange the clients of one ranking, as clients that help everybody are in all rows.",
         *(f"{point}: {verdict(own)}" for point, own in overall.items()),
     ]
     if found.rounds != of_run:

@@ -9,10 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedc2i import resuming
 from fedc2i.cli_common import Json
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
 from fedc2i.readback import read_run
 from fedc2i.runs import slug, to_json
+
+MOST_LETTERS = 4000  # of a line in the terminal
 
 
 def report(
@@ -38,7 +41,9 @@ def report(
     from fedc2i.report.html.compare import told_apart
     from fedc2i.report.html.story import influence_story, verdict
 
-    found = [run for folder in folders for run in runs_below(folder)]
+    found = list({run.absolute(): run for folder in folders for run in runs_below(folder)}.values())
+    for line in filter(None, map(_left, folders)):
+        Console(stderr=True, soft_wrap=True).print(line, style="yellow", highlight=False, markup=False)
     results = told_apart([read_run(run) for run in found], found)
     page = html.write(results, out, folders=found, with_samples=samples)
     said = verdict(results)
@@ -49,8 +54,15 @@ def report(
         print(to_json({**answer, "verdict": words, "influence": lines}), end="")
         return
     console = Console(soft_wrap=True)
-    for line in (*words, f"Page: {page}   ({page.stat().st_size / 1e6:.1f} MB)"):
+    shown = [one_line(line, most=MOST_LETTERS) for line in words]
+    for line in (*shown, f"Page: {page}   ({page.stat().st_size / 1e6:.1f} MB)"):
         console.print(line, highlight=False, markup=False)
+
+
+def _left(folder: Path) -> str:
+    """What a page of this folder would lack, in words."""
+    left = resuming.unfinished(folder) if resuming.is_comparison(folder) else 0
+    return f"{folder}: {left} of its runs {'is' if left == 1 else 'are'} not finished, and not in the page" * bool(left)
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -66,6 +78,6 @@ def runs_below(folder: Path) -> list[Path]:
         raise UserError(f"{folder}: no finished run here; a run folder has a summary.json, a comparison such folders")
     try:
         order = [slug(key) for key in jsonlib.loads((folder / "comparison.json").read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return found
     return sorted(found, key=lambda run: order.index(run.name) if run.name in order else len(order))

@@ -8,24 +8,33 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedc2i import resuming
-from fedc2i.cli_common import Device, Json, show
+from fedc2i import cli_flower, resuming, trackers
+from fedc2i.cli_common import Device, Json, Track, show
+from fedc2i.errors import UserError
 from fedc2i.progress import ProgressView
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
     device: Device = None,
+    track: Track = None,
     json: Json = False,
 ) -> None:
     """Go on with a run or a comparison that was cut off.
 
     It ends with the numbers of an uninterrupted run, bit for bit on the same device. One that is finished is shown.
+    With --track every seed is a new run of the tracker, which is told the rounds before the interruption as well.
     """
+    if cli_flower.is_local(folder):
+        if device is not None or track:
+            raise UserError(f"{folder}: of `fedc2i flower-local`, which knows neither --device nor --track")
+        cli_flower.go_on(folder, json)
+        return
+    tracking = trackers.track(*(track or []))
     console = Console(stderr=True)
     left = resuming.unfinished(folder)
     if not left:
         console.print(f"{folder} is finished", highlight=False, markup=False, soft_wrap=True)
-    with ProgressView(console, left) as view:
-        found = resuming.resume(folder, device=device, observer=view)
+    with ProgressView(console, left) as view, tracking:
+        found = resuming.resume(folder, device=device, observer=trackers.Observers(view, tracking))
     show(found if isinstance(found, list) else [found], folder, json)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import statistics
 import time
 from collections import Counter
@@ -16,16 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedc2i import journal
+from fedc2i.averaging import mean_weights
 from fedc2i.config import make, read_toml
 from fedc2i.engine.rounds import POINTS, Point
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
 from fedc2i.keeping import is_locked
-from fedc2i.plans import key_of, parse
 from fedc2i.plugins import is_plugin
 from fedc2i.readback import read_run
+from fedc2i.results import Array
+from fedc2i.specs import key_of, parse
 
 RECENT = 10  # rounds that tell how long one takes
 
@@ -41,7 +42,7 @@ class State:
         clients: names, in table order, as far as they are known.
         accuracy: by point, round and client the value of each seed.
         done: by seed the last round that has been written.
-        influence: ``(M, M)`` the latest influence vectors, mean over seeds, and the round they are of.
+        influence: the latest round that measured any, and ``(M, M)`` its vectors, mean over the seeds that are there.
         refused: uploads that were left out, by client.
         seconds_left: None while nothing tells.
         silent_for: seconds since the run last wrote something.
@@ -55,7 +56,7 @@ class State:
     clients: list[str] = field(default_factory=list)
     accuracy: dict[Point, dict[int, dict[str, dict[int, float]]]] = field(default_factory=dict)
     done: dict[int, int] = field(default_factory=dict)
-    influence: tuple[int, np.ndarray[Any, Any]] | None = None
+    influence: tuple[int, Array] | None = None
     refused: Counter[str] = field(default_factory=Counter)
     seconds_left: float | None = None
     silent_for: float = 0.0
@@ -67,9 +68,19 @@ class State:
         """The last round that all seeds have behind them."""
         return min((self.done.get(seed, 0) for seed in self.seeds), default=0)
 
-    def curve(self, point: Point, client: str | None = None) -> list[float]:
-        """A client's accuracy over the rounds that were scored, mean over seeds; of all clients if none is named."""
-        rows = [self.accuracy.get(point, {})[number] for number in sorted(self.accuracy.get(point, {}))]
+    def curve(self, point: Point, client: str | None = None, most: int | None = None) -> list[float]:
+        """A client's accuracy over the rounds that were scored, mean over seeds; of all clients if none is named.
+
+        Args:
+            point: one of the two.
+            client: a name.
+            most: of more rounds than these every so manieth, the first and the last always.
+        """
+        scored = self.accuracy.get(point, {})
+        numbers = sorted(scored)
+        if most is not None and len(numbers) > most > 1:
+            numbers = [numbers[round(k * (len(numbers) - 1) / (most - 1))] for k in range(most)]
+        rows = [scored[number] for number in numbers]
         wanted = self.clients if client is None else [client]
         found = [[_mean(list(row[name].values())) for name in wanted if name in row] for row in rows]
         return [_mean(own) for own in found if own]
@@ -94,12 +105,14 @@ class Follower:
         self._folder, self._clock, self._whole = folder, clock, comparison or folder
         settings = read_toml(folder / "config.toml")
         rounds, seeds = settings.get("rounds"), settings.get("seeds", [0])
-        said = f"{_label(settings)} on {settings.get('data', 'data')}"
+        said = one_line(f"{_label(settings)} on {settings.get('data', 'data')}")
         self._keeps_lock = settings.get("engine", "inprocess") == "inprocess"  # others are resumed by other commands
         self._is_named = False
         self._state = State(said, tuple(seeds), rounds if isinstance(rounds, int) else None)
         self._offset, self._inode = 0, 0
+        self._known: set[str] = set()  # clients
         self._seen: dict[Path, float] = {}  # reports that were read, and when they were written
+        self._latest: dict[int, tuple[int, Array]] = {}  # by seed the round and its influence vectors
 
     def read(self) -> State:
         """The run as it is now."""
@@ -122,7 +135,7 @@ class Follower:
         path = self._folder / "metrics.jsonl"
         try:
             with path.open("rb") as file:
-                status = path.stat()
+                status = os.fstat(file.fileno())  # of this very file: `resume` may put another in its place
                 if status.st_ino != self._inode or status.st_size < self._offset:  # begun anew by `resume`
                     self._state.accuracy, self._state.done = {}, {}
                     self._offset, self._inode = 0, status.st_ino
@@ -138,24 +151,25 @@ class Follower:
     def _take(self, line: bytes) -> None:
         try:
             entry = json.loads(line)
-            seed, number, client = int(entry["seed"]), int(entry["round"]), str(entry["client"])
+            seed, number, client = int(entry["seed"]), int(entry["round"]), one_line(entry["client"])
             if entry["point"] not in POINTS or entry["metric"] != "accuracy":
                 return
             value = float("nan") if entry["value"] is None else float(entry["value"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return  # a line that somebody else wrote
         self._put(entry["point"], number, client, seed, value)
 
     def _put(self, point: Point, number: int, client: str, seed: int, value: float) -> None:
         state = self._state
-        if client not in state.clients:
+        if client not in self._known:
+            self._known.add(client)
             state.clients.append(client)
         state.accuracy.setdefault(point, {}).setdefault(number, {}).setdefault(client, {})[seed] = value
         if point == POINTS[-1]:
             state.done[seed] = max(number, state.done.get(seed, 0))
 
     def _read_reports(self) -> None:
-        latest: dict[int, tuple[int, np.ndarray[Any, Any]]] = {}
+        latest = self._latest
         for path in sorted((self._folder / "rounds").glob("seed*/round*.npz")):
             written = _written(path)
             if self._seen.get(path) == written:
@@ -165,32 +179,38 @@ class Follower:
             except UserError:
                 continue  # removed this moment, at the end of the run
             if path not in self._seen:
-                self._state.refused.update(report.refused)
+                self._state.refused.update(map(one_line, report.refused))
             self._seen[path] = written
             self._state.done[report.seed] = max(report.round, self._state.done.get(report.seed, 0))
             if "influence_vector" in report.influence:
                 latest[report.seed] = report.round, report.influence["influence_vector"]
         if latest:
             number = max(number for number, _ in latest.values())
-            self._state.influence = number, _mean_of([own for at, own in latest.values() if at == number])
+            self._state.influence = (
+                number,
+                mean_weights([own for at, own in latest.values() if at == number], helpers=2),
+            )
 
     def _read_finished(self) -> None:
         result, state = read_run(self._folder), self._state
         if not self._is_named:  # else it keeps the name it was shown by
-            state.title = f"{result.label} on {result.config.data}"
-        state.clients, state.cut_off = list(result.federation.names), False
+            state.title = one_line(f"{result.label} on {result.config.data}")
+        names = [one_line(name) for name in result.federation.names]
+        state.clients, state.cut_off, self._known = names, False, set(names)
         state.accuracy, state.done = {}, {}
         for report in result.rounds:
             state.done[report.seed] = report.round
             for point, metrics in report.metrics.items():
-                for client, own in zip(result.federation.names, metrics, strict=True):
+                for client, own in zip(names, metrics, strict=True):
                     if "accuracy" in own:
                         self._put(point, report.round, client, report.seed, own["accuracy"])
-        vectors = [result.influence("influence_vector", seed) for seed in result.config.seeds]
-        vectors = [vector for vector in vectors if vector.size]
-        if vectors:
-            state.influence = max(map(len, vectors)), _mean_of([own[-1] for own in vectors])
-        state.refused = Counter({name: int(count) for name, count in result.summary()["refused_uploads"].items()})
+        measured = [report for report in result.rounds if "influence_vector" in report.influence]
+        if measured:
+            number = max(report.round for report in measured)
+            latest = [report.influence["influence_vector"] for report in measured if report.round == number]
+            state.influence = number, mean_weights(latest, helpers=2)
+        refused = result.summary()["refused_uploads"].items()
+        state.refused = Counter({one_line(name): int(count) for name, count in refused})
         state.finished, state.seconds_left, state.silent_for = True, 0.0, 0.0
 
     def _times(self) -> list[float]:
@@ -235,8 +255,3 @@ def _written(path: Path) -> float:
 def _mean(values: list[float]) -> float:
     finite = [value for value in values if value == value]
     return statistics.fmean(finite) if finite else float("nan")
-
-
-def _mean_of(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    mean: np.ndarray[Any, Any] = np.mean(np.stack(arrays), axis=0)
-    return mean

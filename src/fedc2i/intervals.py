@@ -48,6 +48,7 @@ from fedc2i.training import Batch
 from fedc2i.uncertainty import Interval, draw_weights, interval, resample
 
 FILE = "influence-intervals.json"
+VERSION = 1
 NAMES = {"vector": "influence_vector", "matrix": "influence_matrix"}
 AT_ONCE = 2**26  # numbers of mixed models in memory
 FEW_AT_ONCE = 16  # draws, where each has forward passes of its own
@@ -88,7 +89,7 @@ class Influence:
 
     def to_json(self) -> dict[str, Any]:
         """As the module's beginning says."""
-        plain: dict[str, Any] = {"version": 1, **vars(self), "share": self.share.tolist()}
+        plain: dict[str, Any] = {"version": VERSION, **vars(self), "share": self.share.tolist()}
         for name in NAMES:
             own = getattr(self, name)
             plain[name] = None

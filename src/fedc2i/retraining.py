@@ -8,10 +8,13 @@ how much worse m fares in a federation that never had i:
 on data of m that nobody trained on. Both rank the other clients; Spearman's ρ says how far the two orders agree: 1 is
 the same order, 0 none of it, −1 the reverse. With few clients chance alone often gives a large ρ, so every ρ comes with
 the share of all orders that agree, or disagree, at least as much.
+
+The clients' ρ are not independent of each other: who is useful is useful to many. `agree_overall` allows for that.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,12 +25,13 @@ import numpy as np
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.errors import UserError
 from fedc2i.plans import Plan
+from fedc2i.report.html.packing import mean as mean_of_finite
 from fedc2i.results import Result
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 MOST_ORDERS = 5040  # orders that are all tried; of more, so many are drawn
 FEWEST = 3  # other clients: two can only agree or not
-DRAWN = 9999  # of the test over all clients
+DRAWN = 9999  # ways to exchange the clients, where there are too many for all
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,12 @@ class Check:
 
     def agreement(self, point: Point, which: str = "mean") -> list[Agreement]:
         """Of every client's own ranking of the others."""
-        return [agree(*pair) for pair in self._pairs(point, which)]
+        influence, effect = getattr(self, which), self.effects[point]
+        return [agree(np.delete(influence[m], m), np.delete(effect[m], m)) for m in range(len(self.clients))]
 
     def overall(self, point: Point, which: str = "mean") -> Agreement:
-        """The mean of the clients' ρ, tested by drawing an order for each of them."""
-        return agree_overall(self._pairs(point, which))
-
-    def _pairs(self, point: Point, which: str) -> list[tuple[Array, Array]]:
-        influence, everyone = getattr(self, which), range(len(self.clients))
-        others = [[i for i in everyone if i != m] for m in everyone]
-        return [(influence[m, own], self.effects[point][m, own]) for m, own in enumerate(others)]
+        """The mean of the clients' ρ, tested by exchanging clients, see `agree_overall`."""
+        return agree_overall(getattr(self, which), self.effects[point])
 
     def to_json(self) -> dict[str, Any]:
         """Every number, and the correlations at both points, by mean and by last λ."""
@@ -100,12 +100,10 @@ def agree(influence: Array, effect: Array, seed: int = 0) -> Agreement:
     """How two rankings ``(n,)`` of the same clients agree; p over all n! orders, or over some that are drawn."""
     from scipy import stats  # slow to import
 
-    both = np.isfinite(influence) & np.isfinite(effect)
-    ranks = [stats.rankdata(values[both]) for values in (influence, effect)]
-    count = int(both.sum())
-    if count < FEWEST or any(np.ptp(own) == 0 for own in ranks):
+    ranks = _ranks(influence, effect)
+    rho, count = _rho(*ranks), len(ranks[0])
+    if math.isnan(rho):
         return Agreement(math.nan, math.nan, count)
-    rho = _rho(*ranks)
     null = stats.permutation_test(
         (ranks[0],),
         lambda own: _rho(own, ranks[1]),
@@ -119,30 +117,59 @@ def agree(influence: Array, effect: Array, seed: int = 0) -> Agreement:
     return Agreement(rho, beyond / len(null) if exact else (beyond + 1) / (len(null) + 1), count)
 
 
-def agree_overall(pairs: list[tuple[Array, Array]], seed: int = 0) -> Agreement:
-    """The mean ρ over clients, and how often drawn orders give one as far from 0."""
-    from scipy import stats
+def agree_overall(influence: Array, effect: Array, seed: int = 0) -> Agreement:
+    """The mean of the clients' ρ, and how often it is as far from 0 when the clients of one table are mixed up.
 
-    generator = np.random.default_rng(seed)
-    found, null = [], np.zeros(DRAWN)
-    for influence, effect in pairs:
-        own = agree(influence, effect)
-        if math.isnan(own.rho):
-            continue
-        found.append(own.rho)
-        both = np.isfinite(influence) & np.isfinite(effect)
-        first, second = (stats.rankdata(values[both]) for values in (influence, effect))
-        orders = generator.permuted(np.tile(first, (DRAWN, 1)), axis=1)
-        first_spread, second_spread = first - first.mean(), second - second.mean()
-        null += (orders - first.mean()) @ second_spread / np.sqrt((first_spread**2).sum() * (second_spread**2).sum())
+    Rows are no independent witnesses: a client that helps everybody stands high in all of them. So the names of one
+    table are exchanged as a whole, rows and columns alike (Mantel's test, also called QAP): then it is another client
+    that stands high, but again in all rows. All M! ways are tried, or some that are drawn.
+
+    Args:
+        influence: ``(M, M)``; the diagonal does not count.
+        effect: likewise.
+        seed: of what is drawn.
+    """
+    count = len(influence)
+    rows = [_rho(*_ranks(*(np.delete(table[m], m) for table in (influence, effect)))) for m in range(count)]
+    found = [rho for rho in rows if not math.isnan(rho)]
     if not found:
         return Agreement(math.nan, math.nan, 0)
-    rho = float(np.mean(found))
-    beyond = int(np.sum(np.abs(null / len(found)) >= abs(rho) - 1e-9))
-    return Agreement(rho, (beyond + 1) / (DRAWN + 1), len(found))
+    first, second = _standardised(influence), _standardised(effect)
+    exact = math.factorial(count) <= MOST_ORDERS
+    generator = np.random.default_rng(seed)
+    every = np.tile(np.arange(count), (DRAWN, 1))
+    orders = np.array(list(itertools.permutations(range(count)))) if exact else generator.permuted(every, axis=1)
+    null = np.array([np.sum(first[np.ix_(order, order)] * second) for order in orders])
+    beyond = int(np.sum(np.abs(null) >= abs(np.sum(first * second)) - 1e-9))
+    return Agreement(float(np.mean(found)), beyond / len(null) if exact else (beyond + 1) / (DRAWN + 1), len(found))
+
+
+def _standardised(table: Array) -> Array:
+    """Each row's ranks of the others with mean 0 and length 1, so that a product is ρ; 0 where there is none."""
+    from scipy import stats
+
+    ranks = np.zeros(table.shape)
+    for m, row in enumerate(table):
+        there = np.isfinite(row)
+        there[m] = False
+        own = stats.rankdata(row[there]) if there.sum() >= FEWEST else np.zeros(int(there.sum()))
+        own = own - own.mean() if len(own) else own
+        ranks[m, there] = own / (np.linalg.norm(own) or 1.0)
+    return ranks
+
+
+def _ranks(influence: Array, effect: Array) -> tuple[Array, Array]:
+    """Of those that have both."""
+    from scipy import stats
+
+    both = np.isfinite(influence) & np.isfinite(effect)
+    return stats.rankdata(influence[both]), stats.rankdata(effect[both])
 
 
 def _rho(first: Array, second: Array) -> float:
+    """Spearman's, from ranks; nan where there is no order, or too few for one."""
+    if len(first) < FEWEST or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return math.nan
     return float(np.corrcoef(first, second)[0, 1])
 
 
@@ -182,8 +209,8 @@ def check(plan: Plan, rounds: int, seeds: tuple[int, ...], say: Callable[[str], 
         without = _losses(replace(plan, config=config, federation=federation).compute(), metric)
         for point in POINTS:
             effects[point][others, i] = without[point] - with_all[point][others]
-    mean = np.mean([np.nanmean(vector, axis=0) for vector in vectors], axis=0)
-    last = np.mean([vector[-1] for vector in vectors], axis=0)
+    mean = mean_of_finite([mean_of_finite(vector) for vector in vectors])
+    last = mean_of_finite([vector[-1] for vector in vectors])
     return Check(names, seeds, rounds, mean, last, effects, split)
 
 

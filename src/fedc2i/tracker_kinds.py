@@ -48,7 +48,10 @@ class TensorBoard:
         """Opens the event file and writes the settings as text."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(_free(self._folder / name)))
+        try:
+            self._writer = SummaryWriter(str(_free(self._folder / name)))
+        except OSError as error:
+            raise UserError(f"--track tensorboard: {self._folder}: cannot be written ({error.strerror})") from None
         rows = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
         self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
 
@@ -82,10 +85,10 @@ class MLflow:
         from mlflow.tracking import MlflowClient
 
         folder = None if not self._where or ":" in self._where else Path(self._where).absolute()
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
         uri = (self._where or None) if folder is None else f"sqlite:///{folder / 'mlflow.db'}"
         try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
             self._client = MlflowClient(tracking_uri=uri)
             found = self._client.get_experiment_by_name("fedc2i")
             kept = None if folder is None else (folder / "artifacts").as_uri()
@@ -93,7 +96,7 @@ class MLflow:
             self._run = self._client.create_run(experiment, run_name=name).info.run_id
             for key, value in settings.items():
                 self._client.log_param(self._run, _plain(key), str(value)[:MOST_LETTERS])
-        except (MlflowException, ModuleNotFoundError) as error:
+        except (MlflowException, ModuleNotFoundError, OSError) as error:
             raise UserError(f"--track mlflow: {' '.join(str(error).split())[:300]}") from None
 
     def scalars(self, round: int, values: Mapping[str, float]) -> None:

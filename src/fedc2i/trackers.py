@@ -5,6 +5,7 @@ A tracker is four functions (`tracker_kinds.Tracker`); `Tracking` is the observe
     with fedc2i.track("tensorboard:logs", "mlflow") as tracking:
         fedc2i.run("fedc2i", "embedded", observer=tracking)
 
+A run that `resume` goes on with is another run of the tracker, which is told the rounds before the interruption first.
 Each is given the settings, then after every scored round ``<point>/<metric>/<client>`` and the mean over clients,
 ``<point>/<metric>``, a picture of the influence vectors, and at the end the mean scores. Nothing leaves the machine
 unless an address is given: W&B is used offline (``wandb sync`` uploads), MLflow's and W&B's reports to their makers are
@@ -13,6 +14,7 @@ switched off. All three packages are optional, and are imported when asked for.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -46,6 +48,7 @@ class Tracking:
         """From functions that make a new tracker each time."""
         self._makes = makes
         self._trackers: dict[int, list[Tracker]] = {}
+        self._told: dict[int, int] = {}  # by seed, the last round
         self._result: Result | None = None
 
     def __enter__(self) -> Tracking:
@@ -57,20 +60,27 @@ class Tracking:
         self.close(failed=error is not None)
 
     def begin(self, result: Result) -> None:
-        """A run starts; the one before it has ended."""
+        """A run starts; the one before it has ended. One that is gone on with is told from its first round."""
         self.close()
-        self._result = result
+        self._result, self._told = result, {}
         for seed in result.config.seeds:
-            self._trackers[seed] = [make() for make in self._makes]
-            for tracker in self._trackers[seed]:
+            self._trackers[seed] = []
+            for make in self._makes:
+                tracker = make()
                 tracker.begin(f"{slug(result.key)}-{slug(result.config.data)}-seed{seed}", _settings(result, seed))
+                self._trackers[seed].append(tracker)
+        for report in result.rounds:
+            self.round(report)
 
     def client(self, done: int, of: int) -> None:
         """Of single clients nothing is tracked."""
 
     def round(self, report: Round) -> None:
-        """A round of one seed ended."""
+        """A round of one seed ended; one that was told is not told again."""
         assert self._result is not None
+        if report.round <= self._told.get(report.seed, 0):
+            return
+        self._told[report.seed] = report.round
         names = self._result.federation.names
         values = scalars(report, names)
         picture = heat_map(report.influence[_INFLUENCE]) if _INFLUENCE in report.influence else None
@@ -83,6 +93,8 @@ class Tracking:
             except Exception as error:  # a server that is gone or a full disk: no reason to lose a run
                 self._trackers[report.seed].remove(tracker)
                 warnings.warn(f"{type(tracker).__name__} failed and is told no more: {error}", stacklevel=2)
+                with contextlib.suppress(Exception):
+                    tracker.end({}, failed=True)  # what it holds open
 
     def close(self, failed: bool = False) -> None:
         """Ends the present run, if there is one."""
@@ -93,7 +105,10 @@ class Tracking:
             last = [report for report in result.rounds if report.seed == seed and report.metrics]
             scores = scalars(last[-1], ()) if last else {}
             for tracker in own:
-                tracker.end({f"last/{name}": value for name, value in scores.items()}, failed)
+                try:
+                    tracker.end({f"last/{name}": value for name, value in scores.items()}, failed)
+                except Exception as error:  # the run is computed, and others are to be ended
+                    warnings.warn(f"{type(tracker).__name__} failed at the end of the run: {error}", stacklevel=2)
 
 
 class Observers:
@@ -165,7 +180,7 @@ def heat_map(vectors: np.ndarray[Any, Any]) -> Image:
     """Influence ``(M, M)`` as squares, white for none, blue for the largest; grey where nothing was measured."""
     known = np.isfinite(vectors)
     top = max(float(vectors[known].max()), 1e-12) if known.any() else 1.0
-    share = np.where(known, vectors, 0.0) / top
+    share = np.clip(np.where(known, vectors, 0.0) / top, 0.0, 1.0)
     colours = 255 + share[..., None] * (np.array([8, 48, 107]) - 255)
     colours = np.where(known[..., None], colours, 200)
     side = max(1, -(-PIXELS // len(vectors)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedc2i.averaging import mean_weights
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.errors import UserError
 from fedc2i.results import Result
@@ -108,20 +110,23 @@ def plot_accuracy(result: Result, point: Point | None, seed: int | None, ax: Axe
 def plot_influence(result: Result, round: int | None, seed: int | None, client: str | None, ax: Axes | None) -> Axes:
     """Influence as a heat map; see `Result.plot_influence`."""
     from fedc2i.report import figures
-    from fedc2i.report.html.packing import influence_rounds
+    from fedc2i.report.html.packing import influence_rounds, influences
 
     own, names, classes = _of_seed(result, seed), result.federation.names, result.federation.classes
     if client is not None and client not in names:
         raise UserError(f"client must be one of {', '.join(names)}, got '{client}'")
     kind = "influence_vector" if client is None else "influence_matrix"
-    every = figures.mean_over_seeds(own, kind)
-    if not every.size:
+    measured = influences(own, kind)
+    if not measured.size:
         raise UserError(f"{result.label} measured no {kind.replace('_', ' ')}; methods such as fedc2i do")
-    numbers = influence_rounds(own, kind)[: len(every)]
+    every, numbers = mean_weights(measured, helpers=3), influence_rounds(own, kind)
     first, last = numbers[0], numbers[-1]
-    number = last if round is None else round
-    if type(number) is not int or not first <= number <= last:
-        raise UserError(f"round must be a whole number from {first} to {last}, got {number}")
+    try:
+        number = last if round is None else operator.index(round)  # pandas has integers of its own
+    except TypeError:
+        number = first - 1
+    if not first <= number <= last or isinstance(round, bool):
+        raise UserError(f"round must be a whole number from {first} to {last}, got {round}")
     values = every[number - first] if client is None else every[number - first, names.index(client)]
     if not np.isfinite(values).any():
         raise UserError(f"nothing was measured in round {number}")
@@ -196,13 +201,14 @@ def _html_row(tag: str, cells: Sequence[tuple[str, int, str]], style: str) -> st
 def _html_influence(result: Result) -> str:
     """λ after the last round, shaded, mean over seeds; nothing if it was not measured or has too many rows."""
     from fedc2i.report import figures
+    from fedc2i.report.html.packing import last_influence
 
-    every, names = figures.mean_over_seeds(result, "influence_vector"), result.federation.names
-    if not every.size or len(names) > MOST_CLIENTS or not np.isfinite(every[-1]).any():
+    last, names = last_influence(result, "influence_vector"), result.federation.names
+    if not last.size or len(names) > MOST_CLIENTS:
         return ""
-    top = float(np.nanmax(every[-1])) or 1.0
+    top = float(np.nanmax(last)) or 1.0
     lines = [_html_row("th", [("", 0, ""), *((name, 2, "") for name in names)], _LINE)]
-    for name, row in zip(names, every[-1].tolist(), strict=True):
+    for name, row in zip(names, last.tolist(), strict=True):
         shades = [0.0 if math.isnan(value) else max(0.0, 0.55 * value / top) for value in row]
         cells = [
             (f"{value:.2f}", 2, f";background:rgba(31,119,180,{shade:.2f})")

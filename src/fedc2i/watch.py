@@ -77,7 +77,7 @@ def _runs(folder: Path) -> list[Path]:
         return [folder]
     try:
         return [folder / Path(entry["folder"]).name for entry in json.loads(plan.read_text(encoding="utf-8"))["runs"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{plan}: not the plan of a comparison") from None
 
 
@@ -152,7 +152,7 @@ def _headline(state: State) -> str:
 
 
 def _said(state: State) -> str:
-    means = [(point, state.curve(point)) for point in POINTS]
+    means = [(point, state.curve(point, most=2)) for point in POINTS]
     scores = "".join(f", {point} {curve[-1]:.2f} %" for point, curve in means if curve)
     return scores + left_out(state.refused)
 
@@ -174,31 +174,29 @@ def _curves(state: State, width: int) -> RenderableType:
     for point in POINTS:
         table.add_column(point, no_wrap=True, min_width=min(room, 8))
         table.add_column("%", justify="right")
-    curves = {(name, point): state.curve(point, name) for name in names for point in POINTS}
-    means = {point: state.curve(point) for point in POINTS}
+    curves = {(name, point): state.curve(point, name, room) for name in names for point in POINTS}
+    means = {point: state.curve(point, most=room) for point in POINTS}
     values = [value for curve in (*curves.values(), *means.values()) for value in curve if math.isfinite(value)]
     low, high = (min(values), max(values)) if values else (0.0, 100.0)
     for name in names:
-        table.add_row(Text(name), *_cells([curves[name, point] for point in POINTS], low, high, room))
+        table.add_row(Text(name), *_cells([curves[name, point] for point in POINTS], low, high))
     table.add_section()
-    table.add_row("average", *_cells([means[point] for point in POINTS], low, high, room), style="bold")
+    table.add_row("average", *_cells([means[point] for point in POINTS], low, high), style="bold")
     more = len(state.clients) - len(names)
     said = f"curves from {low:.1f} % to {high:.1f} %"
     return Group(table, Text(said + (f"; {more} more clients are in the average" if more > 0 else ""), "dim"))
 
 
-def _cells(curves: Sequence[Sequence[float]], low: float, high: float, room: int) -> list[Text]:
+def _cells(curves: Sequence[Sequence[float]], low: float, high: float) -> list[Text]:
     cells = []
     for curve in curves:
         last = f"{curve[-1]:.2f}" if curve and math.isfinite(curve[-1]) else "-"
-        cells += [Text(sparkline(curve, low, high, room), "cyan"), Text(last)]
+        cells += [Text(sparkline(curve, low, high), "cyan"), Text(last)]
     return cells
 
 
-def sparkline(values: Sequence[float], low: float, high: float, width: int) -> str:
-    """Values as bars between ``low`` and ``high``; of more than ``width`` every so manieth, the last always."""
-    if len(values) > width:
-        values = [values[round(k * (len(values) - 1) / (width - 1))] for k in range(width)]
+def sparkline(values: Sequence[float], low: float, high: float) -> str:
+    """Values as bars between ``low`` and ``high``."""
     span = (high - low) or 1.0
     steps = [(value - low) / span * (len(BARS) - 1) if math.isfinite(value) else None for value in values]
     return "".join(" " if step is None else BARS[max(0, min(len(BARS) - 1, round(step)))] for step in steps)
@@ -224,7 +222,7 @@ def _influence(state: State, width: int) -> RenderableType:
 def _shaded(value: float, clients: int) -> Text:
     if math.isnan(value):
         return Text("-", "dim")
-    share = min(1.0, value * clients / 2.5)  # two and a half times the equal share is as dark as it gets
+    share = max(0.0, min(1.0, value * clients / 2.5))  # two and a half times the equal share is as dark as it gets
     red, green, blue = (round(255 + share * (end - 255)) for end in SHADE)
     ink = "rgb(255,255,255)" if share > 0.75 else "rgb(0,0,0)"
     return Text(f" {value:.3f}", f"{ink} on rgb({red},{green},{blue})")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,8 +27,8 @@ FLAGS = (
     "--disable-component-update --disable-sync --disable-dev-shm-usage"
 )
 NAMES = ("Scans", "Photos", "<script>window.hacked=1</script>", "Fonts", "Signs & more")
-ROUNDS, SEEDS, TRIES = 20, 2, 4
-SECONDS = 2.0  # until the page can be used; on a busy machine one slow load proves nothing, the quickest counts
+ROUNDS, SEEDS, LOADS = 20, 2, 3
+SECONDS = 2.0  # until the page can be used, of a core's own time: other processes on a busy machine do not count
 NARROW, WIDE = (390, 844), (1440, 900)
 
 _draw = np.random.default_rng(0)
@@ -62,6 +63,19 @@ class Page:
         self.driver.get(self.path.as_uri())
         self.wait(lambda: self.js("return document.documentElement.dataset.ready"))
         return self
+
+    def open_afresh(self) -> tuple[float, float]:
+        """Loads it in a new tab, whose process knows no script of it yet; seconds of its thread, and on the clock."""
+        before = self.driver.current_window_handle
+        self.driver.switch_to.new_window("tab")
+        self.command("Performance.enable", timeDomain="threadTicks")
+        self.driver.get(self.path.as_uri())
+        self.wait(lambda: self.js("return document.documentElement.dataset.ready"))
+        spent = {one["name"]: one["value"] for one in self.command("Performance.getMetrics")["metrics"]}
+        clock = float(self.js("return document.documentElement.dataset.ready")) / 1000
+        self.driver.close()
+        self.driver.switch_to.window(before)
+        return float(spent["TaskDuration"]), clock
 
     def js(self, code: str, *arguments: Any) -> Any:
         return self.driver.execute_script(code, *arguments)
@@ -115,18 +129,18 @@ def opened(page: Page) -> Iterator[Page]:
     assert page.driver.get_log("browser") == []
 
 
-def test_ready_in_two_seconds_small_and_silent(page: Page, record_property: Callable[[str, Any], None]) -> None:
+def test_a_first_load_is_ready_in_two_seconds(page: Page, record_property: Callable[[str, Any], None]) -> None:
+    """The median of first loads: a second one in the same tab finds its scripts compiled and takes a third of it."""
+    loads = [page.open_afresh() for _ in range(LOADS)]
+    record_property("seconds of its thread, and on the clock", loads)
+    assert statistics.median(spent for spent, _ in loads) < SECONDS
+    assert page.path.stat().st_size < 6e6
+
+
+def test_nothing_is_asked_for_or_complained_of(page: Page) -> None:
     page.driver.get_log("browser")
     page.driver.get_log("performance")
-    quickest = float("inf")
-    for _ in range(TRIES):
-        quickest = min(quickest, float(page.open().js("return document.documentElement.dataset.ready")) / 1000)
-        if quickest < SECONDS:
-            break
-    record_property("seconds until ready", quickest)
-    assert quickest < SECONDS
-    assert page.path.stat().st_size < 6e6
-    page.js("document.getElementById('theme').click()")
+    page.open().js("document.getElementById('theme').click()")
     messages = [json.loads(entry["message"])["message"] for entry in page.driver.get_log("performance")]
     sent = [one["params"] for one in messages if one["method"] == "Network.requestWillBeSent"]
     asked = [one["request"]["url"] for one in sent if one["documentURL"].startswith(page.path.as_uri())]
@@ -153,8 +167,9 @@ def test_slider_moves_the_heat_map(opened: Page) -> None:
 def test_play_goes_through_the_rounds(opened: Page) -> None:
     opened.choose("round", 17)
     opened.js("document.getElementById('play').click()")
+    assert opened.js("return document.getElementById('play').ariaLabel") == "Stop playing"
     opened.wait(lambda: opened.text("round-name") == "round 20 of 20")
-    opened.wait(lambda: opened.js("return document.getElementById('play').ariaPressed") == "false")
+    opened.wait(lambda: opened.js("return document.getElementById('play').ariaLabel") == "Play the rounds")
     assert np.allclose(opened.heat("heat-chart"), VECTORS.mean(0)[-1], atol=1e-4)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import html.parser
 import io
 import json
@@ -82,8 +83,14 @@ def test_nothing_is_fetched() -> None:
             assert value.startswith(("#", "data:")) or not value, (tag, value)
     policies = [a["content"] for tag, a in reader.tags if tag == "meta" and "http-equiv" in a]
     assert policies
-    assert (policies[0] or "").startswith("default-src 'none'")
-    assert "connect-src" not in (policies[0] or "")
+    policy = dict(part.split(maxsplit=1) for part in (policies[0] or "").split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["base-uri"] == policy["form-action"] == "'none'"
+    assert "connect-src" not in policy
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)  # what a browser may run, and nothing else
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    assert policy["script-src"].split() == [f"'sha256-{digest}'" for digest in digests]
+    assert len(scripts) == 3
 
 
 def test_names_are_text_whatever_they_hold() -> None:
@@ -156,6 +163,7 @@ INTERVALS = {
     "draws": 50,
     "clients": ["a", "b", "c"],
     "samples": {"a": 30, "b": 40, "c": 30},
+    "share": [0.333333, 0.333333, 0.333333],
     "vector": {
         "estimate": [[0.6, 0.3, 0.1], [0.1, 0.7, 0.2], [None, None, None]],
         "low": [[0.5, 0.2, 0.05], [0.0, 0.6, 0.1], [None, None, None]],
@@ -178,7 +186,29 @@ def test_weights_that_are_not_told_from_an_equal_share_are_grey(tmp_path: Path) 
     assert cells[6:] == [(" same", "–", "")] * 3
 
 
-@pytest.mark.parametrize("change", [{"clients": ["x", "b", "c"]}, {"version": 2}, {"vector": {}}, {"samples": {}}])
+def test_what_is_the_equal_share_whatever_the_samples_is_not_counted(tmp_path: Path) -> None:
+    """As `fedc2i influence show` counts, with own_weight=equal."""
+    vector = {name: [list(row) for row in rows] for name, rows in INTERVALS["vector"].items()}  # type: ignore[attr-defined]
+    for name, value in (("estimate", 0.333333), ("low", 0.333333), ("high", 0.333333), ("differs", False)):
+        vector[name][0][0] = vector[name][1][1] = value
+    (tmp_path / "influence-intervals.json").write_text(json.dumps({**INTERVALS, "vector": vector}), encoding="utf-8")
+    text = read(made_up(ABC, {0: [[50, 60, 70]]}, influence=SEEN), folders=[tmp_path]).text
+    assert "2 of 4 weights are told from an equal share" in text
+    assert "Not counted: 2 that are the equal share whatever the samples say." in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clients": ["x", "b", "c"]},
+        {"version": 2},
+        {"vector": {}},
+        {"samples": {}},
+        {"samples": [1, 2, 3]},
+        {"samples": {"a": 1e999}},
+        {"share": 3},
+    ],
+)
 def test_intervals_of_another_run_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "influence-intervals.json").write_text(json.dumps({**INTERVALS, **change}), encoding="utf-8")
     with pytest.raises(UserError, match="influence show"):
@@ -262,6 +292,34 @@ def test_report_command_and_the_run_that_its_command_repeats(runs: Path) -> None
     assert "2 runs on arrays:data" in text
     assert "The first test image of each class" in text
     assert [path.name for path in Path("out").iterdir()] == ["page.html"]
+
+
+def test_a_folder_named_from_inside_and_one_named_twice(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = call("report", "runs/fedavg", "runs", str(runs.absolute() / "fedavg"), "--json")
+    assert json.loads(answer.out)["runs"] == [str(runs.absolute() / "fedavg"), "runs/fedc2i-gamma=2.0"]
+    monkeypatch.chdir(runs / "fedavg")
+    assert call("run", "--config", "config.toml", "--data", "arrays:../../data", "--out", "../../again").code == 0
+    answer = call("report", ".", "../../again")
+    assert answer.code == 0, answer.err
+    assert "FedAvg [fedavg]" in answer.out
+    assert "FedAvg [again]" in answer.out
+
+
+def test_runs_that_are_not_finished_are_missed(runs: Path) -> None:
+    (runs / "fedavg" / "summary.json").unlink()
+    answer = call("report", "runs")
+    assert answer.code == 0, answer.err
+    assert "runs: 1 of its runs is not finished, and not in the page" in answer.err
+
+
+def test_a_name_cannot_speak_to_the_terminal(runs: Path) -> None:
+    for path in (runs / "fedc2i-gamma=2.0" / name for name in ("summary.json", "metrics.jsonl")):
+        path.write_text(path.read_text().replace('"a"', json.dumps("a\x1b[31m")))
+    for command in (("report", "runs/fedc2i-gamma=2.0"), ("watch", "runs/fedc2i-gamma=2.0", "--once")):
+        answer = call(*command)
+        assert answer.code == 0, answer.err
+        assert "a [31m" in answer.out
+        assert "\x1b" not in answer.out
 
 
 def test_the_same_method_on_other_terms_is_told_apart_in_the_terminal_too(

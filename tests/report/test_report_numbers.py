@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedc2i.averaging import mean_weights
 from fedc2i.errors import UserError
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import tables
@@ -80,6 +81,21 @@ def test_packing_of_nothing_to_tell_apart(values: Array) -> None:
 
 def test_mean_is_of_what_is_there() -> None:
     assert np.array_equal(mean(np.array([[1, NAN, NAN], [3, 5, NAN]])), [2, 5, NAN], equal_nan=True)
+
+
+def test_the_mean_of_weights_sums_to_one_where_other_models_were_received() -> None:
+    """By hand: the first client received two models in one seed and three in the other, the last one nothing in one."""
+    third = 1 / 3
+    first = [[0.5, 0.5, NAN], [0.2, 0.2, 0.6], [NAN, NAN, NAN]]
+    second = [[third, third, third], [0.4, 0.2, 0.4], [0.1, 0.9, NAN]]
+    found = mean_weights(np.array([first, second]), helpers=2)
+    np.testing.assert_allclose(found, [[2.5 / 6, 2.5 / 6, 1 / 6], [0.3, 0.2, 0.5], [0.1, 0.9, NAN]])
+    np.testing.assert_allclose(np.nansum(found, 1), 1)
+    accuracy = {0: [[1, 2, 3]], 1: [[1, 2, 3]]}
+    result = made_up(ABC, accuracy, influence={"influence_vector": {0: [first], 1: [second]}})
+    np.testing.assert_allclose(last_influence(result, "influence_vector"), found)
+    shown = unpack(payload([result])["runs"][0]["views"][0]["vector"])
+    np.testing.assert_allclose(shown, [found], atol=1e-4)
 
 
 def test_last_influence_is_the_last_round_that_measured_anything() -> None:
@@ -317,6 +333,18 @@ def test_payload_holds_the_mean_and_every_seed() -> None:
     assert np.isnan(mixed[1, 2]).all()
     assert np.allclose(unpack(run["views"][0]["accuracy"]["trained"])[-1], [52, 62, 72], atol=1e-2)
     assert run["average"]["trained"] == {"mean": [62.0, 62.0], "sd": [1.414, 1.414]}
+
+
+def test_of_very_many_rounds_and_clients_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every view holds the same rounds, the first and the last among them, and the page knows how many there were."""
+    monkeypatch.setattr("fedc2i.report.html.content.MOST_VALUES", 75)
+    accuracy = {seed: np.arange(60.0).reshape(20, 3) + seed for seed in (0, 1)}
+    (found,) = payload([made_up(ABC, accuracy)])["runs"]
+    assert (found["rounds"], found["scored"]) == ([1, 7, 14, 20], 20)  # 72 = 2 points, 3 views, 3 clients, 4 rounds
+    for view, shift in zip(found["views"], (0.5, 0, 1), strict=True):
+        rows = np.array([[0, 1, 2], [18, 19, 20], [39, 40, 41], [57, 58, 59]]) + shift
+        np.testing.assert_allclose(unpack(view["accuracy"]["received"]), rows, atol=1e-2)
+    assert len(found["average"]["trained"]["mean"]) == 4
 
 
 def test_influence_of_the_last_round_alone_is_labelled_so(monkeypatch: pytest.MonkeyPatch) -> None:

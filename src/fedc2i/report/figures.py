@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedc2i.averaging import mean_weights
 from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine.rounds import POINTS, Point
@@ -192,12 +193,13 @@ def write(figure: Figure, folder: Path, name: str) -> list[str]:
 
 
 def mean_over_seeds(result: Result, name: str) -> Array:
-    """A diagnostic of every round, mean over seeds."""
+    """λ or Λ of every round, mean over the seeds in which a client measured it."""
     found = [result.influence(name, seed) for seed in result.config.seeds]
-    found = [array for array in found if array.size] or found  # a seed that diverged measured nothing
+    found = [array for array in found if array.size]  # a seed that diverged measured nothing
+    if not found:
+        return np.empty(0)
     shortest = min(len(array) for array in found)  # early stopping may end seeds at different rounds
-    mean: Array = np.stack([array[:shortest] for array in found]).mean(0)
-    return mean
+    return mean_weights([array[:shortest] for array in found], helpers=3)
 
 
 def _figure(across: int, down: int, wide: float, high: float) -> tuple[Figure, Any]:

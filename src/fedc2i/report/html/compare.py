@@ -70,9 +70,10 @@ def distinct(results: Sequence[Result], names: Sequence[str]) -> list[Result]:
 
 def told_apart(results: Sequence[Result], folders: Sequence[Path]) -> list[Result]:
     """`distinct` by the names of the runs' folders, with that of their parents where these are the same."""
-    short = [folder.name for folder in folders]
+    whole = [folder.absolute() for folder in folders]  # "." has no name
+    short = [folder.name for folder in whole]
     same = len({*short}) < len(short)
-    return distinct(results, [f"{folder.parent.name}/{folder.name}" for folder in folders] if same else short)
+    return distinct(results, [f"{folder.parent.name}/{folder.name}" for folder in whole] if same else short)
 
 
 def named(seeds: Sequence[int]) -> str:
@@ -200,7 +201,8 @@ def difference_table(results: Sequence[Result]) -> Table:
         table.rows[-1] = replace(table.rows[-1], ends_section=True)
     many = len(seeds) > 1
     table.notes = [
-        f"In points of {title}, paired over {named(seeds)}; bootstrap interval of the mean."
+        f"In points of {title}, paired over {named(seeds)}; bootstrap interval of the mean. The best is chosen by the "
+        "same scores, and no interval allows for the number of runs: near zero, an interval says a little too much."
         if many
         else "One seed in common: nothing is known of how far these differences would vary."
     ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fedc2i.averaging import mean_weights
 from fedc2i.engine.rounds import POINTS
 from fedc2i.mass import domain_of
 from fedc2i.report.html.compare import headline, named
@@ -21,6 +23,7 @@ from fedc2i.report.html.packing import (
     last_influence,
     mean,
     pack,
+    spread,
 )
 from fedc2i.results import Array, Result
 
@@ -44,27 +47,29 @@ def run(result: Result, most: int) -> dict[str, Any]:
 
     Args:
         result: of the run.
-        most: how many values of λ it may have, and as many of Λ.
+        most: how many values of λ it may have, and as many of Λ and of accuracies.
     """
     seeds = result.config.seeds
-    rounds, _ = accuracies(result, "trained")
-    scores = {point: accuracies(result, point)[1] for point in POINTS}
+    labels = [f"mean over {named(seeds)}"] if len(seeds) > 1 else []
+    labels += [f"seed {seed}" for seed in seeds]
+    scored, _ = accuracies(result, "trained")
+    drawn = spread(len(scored), max(2, most // (len(POINTS) * len(labels) * len(result.federation.names))))
+    scores = {point: accuracies(result, point)[1][:, drawn] for point in POINTS}
     vector = last_influence(result, "influence_vector")
     nodes = grouped(result.federation.names, vector if vector.ndim == 2 else None)
     kept = {name: _kept(result, *entry, most) for name, entry in DIAGNOSTICS.items()}
-    labels = [f"mean over {named(seeds)}"] if len(seeds) > 1 else []
-    labels += [f"seed {seed}" for seed in seeds]
     views = [
         {
             "label": label,
-            "accuracy": {point: pack(_view(scores[point], k, len(seeds))) for point in POINTS},
-            **{name: _packed(*found, k, len(seeds)) for name, found in kept.items()},
+            "accuracy": {point: pack(_view(scores[point], k, mean)) for point in POINTS},
+            **{name: _packed(*found, k) for name, found in kept.items()},
         }
         for k, label in enumerate(labels)
     ]
     return {
         "label": result.label,
-        "rounds": rounds,
+        "rounds": [scored[t] for t in drawn],
+        "scored": len(scored),
         "average": {point: _average(result, scores[point]) for point in POINTS},
         "averageName": headline(result, "trained")[0],
         "headline": result.method.headline,
@@ -89,17 +94,17 @@ def _numbered(result: Result, name: str, chosen: list[int]) -> list[int]:
     return [numbers[k] for k in chosen]
 
 
-def _view(values: Array, view: int, seeds: int) -> Array:
+def _view(values: Array, view: int, combine: Callable[[Array], Array]) -> Array:
     """View 0 of several seeds is their mean; then each seed."""
-    if seeds == 1:
+    if len(values) == 1:
         return np.asarray(values[0])
-    return mean(values) if view == 0 else np.asarray(values[view - 1])
+    return combine(values) if view == 0 else np.asarray(values[view - 1])
 
 
-def _packed(values: Array, chosen: list[int], singles: bool, view: int, seeds: int) -> dict[str, Any] | None:
+def _packed(values: Array, chosen: list[int], singles: bool, view: int) -> dict[str, Any] | None:
     if not chosen or (view > 0 and not singles):
         return None
-    return pack(_view(values[:, chosen], view, seeds))
+    return pack(_view(values[:, chosen], view, partial(mean_weights, helpers=3)))
 
 
 def _average(result: Result, scores: Array) -> dict[str, list[float | None]]:
@@ -108,8 +113,8 @@ def _average(result: Result, scores: Array) -> dict[str, list[float | None]]:
     members = list(result.federation.averages.values())[-1] if result.federation.averages else names
     own = mean(np.moveaxis(scores[:, :, [names.index(name) for name in members]], 2, 0))
     whole = len(own) > 1 and np.isfinite(own).all()
-    spread = np.std(own, axis=0, ddof=1) if whole else np.full(own.shape[1], np.nan)
-    return {"mean": _numbers(mean(own)), "sd": _numbers(spread)}
+    deviation = np.std(own, axis=0, ddof=1) if whole else np.full(own.shape[1], np.nan)
+    return {"mean": _numbers(mean(own)), "sd": _numbers(deviation)}
 
 
 def _numbers(values: Array) -> list[float | None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedc2i.averaging import mean_weights
 from fedc2i.engine.reporting import LARGE
 from fedc2i.engine.rounds import Point
 from fedc2i.results import Array, Result
@@ -40,10 +41,11 @@ def accuracies(result: Result, point: Point) -> tuple[list[int], Array]:
     rounds = sorted({report.round for report in result.rounds if report.metrics})
     seeds = result.config.seeds
     values = np.full((len(seeds), len(rounds), len(result.federation.names)), np.nan)
+    row_of, at = {seed: k for k, seed in enumerate(seeds)}, {number: t for t, number in enumerate(rounds)}
     for report in result.rounds:
         if report.metrics:
             own = [metrics.get("accuracy", np.nan) for metrics in report.metrics[point]]
-            values[seeds.index(report.seed), rounds.index(report.round)] = own
+            values[row_of[report.seed], at[report.round]] = own
     return rounds, values
 
 
@@ -74,11 +76,13 @@ def influence_rounds(result: Result, name: str) -> list[int]:
 
 def last_influence(result: Result, name: str) -> Array:
     """The mean over seeds in the last round that measured anything; ``(0,)`` if none did."""
-    for number in sorted({report.round for report in result.rounds}, reverse=True):
-        reports = [report for report in result.rounds if report.round == number]
-        found = [array for report in reports if (array := report.influence.get(name)) is not None]
-        if any(np.isfinite(array).any() for array in found):
-            return mean(np.stack(found))
+    by_round: dict[int, list[Array]] = {}
+    for report in result.rounds:
+        if name in report.influence:
+            by_round.setdefault(report.round, []).append(report.influence[name])
+    for number in sorted(by_round, reverse=True):
+        if any(np.isfinite(array).any() for array in by_round[number]):
+            return mean_weights(by_round[number], helpers=2)
     return np.zeros((0,))
 
 
@@ -92,8 +96,11 @@ def kept_rounds(values: Array, views: int, most: int) -> tuple[list[int], bool]:
     size = int(np.prod(values.shape[2:]))
     if len(measured) * size * views <= most:
         return [int(number) for number in measured], True
-    fit = min(most // size, len(measured))
-    if fit < 2:
-        return [int(number) for number in measured[len(measured) - fit :]], False
-    chosen = np.round(np.linspace(0, len(measured) - 1, fit)).astype(int)
-    return [int(measured[k]) for k in chosen], False
+    return [int(measured[k]) for k in spread(len(measured), most // size)], False
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Numbers from 0 to ``count`` - 1: all, or as many as fit, evenly from the first to the last; of one the last."""
+    if most < 2:
+        return list(range(count))[count - most :] if most else []
+    return [int(k) for k in np.round(np.linspace(0, count - 1, min(most, count)))]

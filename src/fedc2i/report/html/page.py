@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +23,9 @@ from fedc2i.results import Result
 from fedc2i.runs import write_atomically
 from fedc2i.version import __version__
 
+EARLY = (  # before anything is drawn, or a dark page would begin with a white flash
+    'document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";'
+)
 SCRIPTS = ("data", "theme", "curves", "heat", "graph", "client", "main")
 MOST_STORIES = 4  # runs whose influence is told in words
 NO_PLOTLY = "a report needs plotly and jinja2: pip install 'fedc2i[report]'"
@@ -67,11 +72,12 @@ def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, wi
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
     scripts = "\n".join(_file(f"js/{name}.js") for name in SCRIPTS)
+    code = {"early": EARLY, "plotly": get_plotlyjs(), "script": f'(() => {{\n"use strict";\n{scripts}}})();\n'}
     return environment.from_string(_file("page.html")).render(
         css=Markup(_file("page.css")),
-        plotly=Markup(get_plotlyjs()),
         data=Markup(to_script(payload(found))),
-        script=Markup(f'(() => {{\n"use strict";\n{scripts}}})();\n'),
+        allowed=Markup(" ".join(map(_digest, code.values()))),
+        **{name: Markup(text) for name, text in code.items()},
         **_words(found, with_samples),
         sure=[(one.label, own) for one, own in zip(found, intervals, strict=False) if own],
     )
@@ -122,6 +128,11 @@ def _glance(result: Result, found: Sequence[Insight]) -> dict[str, Any]:
         for m, one in enumerate(found)
     ]
     return {"label": result.label, "rows": rows}
+
+
+def _digest(script: str) -> str:
+    """As the page's policy names a script that may run; anything else that got into the page may not."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _file(name: str) -> str:

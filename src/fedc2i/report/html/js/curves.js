@@ -26,7 +26,7 @@ function drawAccuracy() {
   const run = currentRun();
   const many = CLIENTS.length > MANY;
   const all = POINTS.flatMap((point) => scores(point).flat().filter(Number.isFinite));
-  const range = all.length ? spread(all.reduce((a, b) => Math.min(a, b)), all.reduce((a, b) => Math.max(a, b))) : [0, 100];
+  const range = reachOf(all);
   for (const point of POINTS) {
     const lines = scores(point);
     const traces = [];
@@ -57,10 +57,16 @@ function drawAccuracy() {
   }
   $("accuracy-caption").textContent =
     `${run.label}, ${run.views[state.view].label}. Left the model a client starts a round from (received), right after its local run (trained); ` +
-    (many ? "the grey band reaches from the worst client to the best." : "the heavy line is the average over clients.");
+    (many ? "the grey band reaches from the worst client to the best." : "the heavy line is the average over clients.") +
+    (run.rounds.length < run.scored ? ` The page holds ${run.rounds.length} of ${run.scored} scored rounds.` : "");
 }
 
-const spread = (low, high) => [Math.max(0, low - 0.06 * (high - low) - 0.5), Math.min(101, high + 0.06 * (high - low) + 0.5)];
+/** The axis for these percentages; a call with each as an argument would not bear hundreds of thousands. */
+function reachOf(values) {
+  if (!values.length) return [0, 100];
+  const [low, high] = [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))];
+  return [Math.max(0, low - 0.06 * (high - low) - 0.5), Math.min(101, high + 0.06 * (high - low) + 0.5)];
+}
 const influenceIsThere = () => Boolean(packedInfluence("vector") || packedInfluence("matrix"));
 
 function legend(lines) {
@@ -74,7 +80,7 @@ function legend(lines) {
 function drawComparison() {
   if (DATA.runs.length < 2) return;
   const all = DATA.runs.flatMap((run) => POINTS.flatMap((point) => run.average[point].mean)).filter((value) => value !== null);
-  const range = spread(Math.min(...all), Math.max(...all));
+  const range = reachOf(all);
   for (const point of POINTS) {
     const traces = DATA.runs.flatMap((run, k) => {
       const { mean, sd } = run.average[point];
@@ -105,7 +111,7 @@ function drawDifference() {
   };
   const reference = last(DATA.runs[state.against]);
   const z = DATA.runs.map((run) => Array.from(last(run), (value, k) => value - reference[k]));
-  const reach = Math.max(1, ...z.flat().filter(Number.isFinite).map(Math.abs));
+  const reach = z.flat().filter(Number.isFinite).reduce((top, value) => Math.max(top, Math.abs(value)), 1);
   const few = CLIENTS.length <= MANY;
   draw("difference", [{
     type: "heatmap", z, x: axisNames(CLIENTS), y: axisNames(DATA.runs.map((run) => run.label)), zmin: -reach, zmax: reach,

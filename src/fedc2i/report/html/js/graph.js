@@ -75,7 +75,7 @@ function drawGraph() {
   $("graph-caption").textContent =
     `Nodes are ${what}. An arrow goes from the helper to the helped, in the helper's colour, as thick as its λ in round ${roundNumber()} (${shownView("vector")}); pale arrows are less than a tenth above an equal share. ` +
     (kind === "client" ? "A larger disc keeps more to itself. " : "A larger disc has more clients; inside: what they give to each other and themselves. ") + "Point at a node, or move to it with the tab key, to see its arrows alone.";
-  $("graph-note").textContent = summaryOf(edges, labels, top);
+  $("graph-note").textContent = summaryOf(edges, labels);
 }
 
 function arrow(from, to, edge, top) {
@@ -106,7 +106,7 @@ function arrow(from, to, edge, top) {
 
 function disc(node, { kind, size, own, kept }, focus) {
   const inside = Number.isFinite(kept) ? `, ${Math.round(100 * kept)} % inside` : "";
-  const group = make("g", { class: "node", tabindex: 0, role: "button", "aria-label": kind === "client" ? `${node.label}, choose this client` : `${node.label}, ${size} clients` });
+  const group = make("g", { class: "node", tabindex: 0, role: kind === "client" ? "button" : "img", "aria-label": kind === "client" ? `${node.label}, choose this client` : `${node.label}, ${size} clients${inside}` });
   const y = node.upper ? node.y - node.radius - (kind === "client" ? 9 : 22) : node.y + node.radius + 18;
   group.append(
     make("circle", { cx: node.x, cy: node.y, r: node.radius, fill: colourOf(node.a), stroke: css("--card"), "stroke-width": 2 }),

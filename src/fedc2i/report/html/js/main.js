@@ -30,7 +30,6 @@ function moveTo(at) {
 function play(on) {
   clearInterval(playing);
   playing = on ? setInterval(() => (state.at >= slots().length - 1 ? play(false) : moveTo(state.at + 1)), TICK) : null;
-  $("play").setAttribute("aria-pressed", on);
   $("play").setAttribute("aria-label", on ? "Stop playing" : "Play the rounds");
   $("play").firstElementChild.textContent = on ? "❚❚" : "▶";
   if (on && state.at >= slots().length - 1) moveTo(0);
