@@ -34,7 +34,8 @@ def resume(
     console = Console(stderr=True)
     left = resuming.unfinished(folder)
     if not left:
-        console.print(f"{folder} is finished", highlight=False, markup=False, soft_wrap=True)
+        ignored = "; --device and --track change nothing of it" if device is not None or track else ""
+        console.print(f"{folder} is finished{ignored}", highlight=False, markup=False, soft_wrap=True)
     with ProgressView(console, left) as view, tracking:
         found = resuming.resume(folder, device=device, observer=trackers.Observers(view, tracking))
     show(found if isinstance(found, list) else [found], folder, json)

@@ -241,9 +241,42 @@ def test_after_a_crash_the_same_command_goes_on_to_the_same_end(
         if (tmp_path / "whole" / name).exists():
             assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert [own.participants for own in got.rounds] == [own.participants for own in want.rounds]
-    assert any(line.startswith("seed 0 goes on behind round ") for line in said)
-    assert any(line.startswith("seed 1 goes on behind round ") for line in said)
+    assert any(line.startswith("seed 0 goes on in round ") for line in said)
+    assert any(line.startswith("seed 1 goes on in round ") for line in said)
     assert not [name for name in files_below(tmp_path / "broken") if "checkpoints" in name or "rounds" in name]
+
+
+OWN_METHOD = """
+from dataclasses import dataclass
+from fedc2i.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    name = "mine"
+    title = "Mine"
+"""
+
+
+def test_a_file_that_was_changed_since_is_refused(tmp_path: Path, federation: Federation) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN_METHOD)
+    grid, wanted = grid_of(federation), job(tmp_path / "run", f"{file}:Mine")
+    crash_at(grid, 1)
+    with pytest.raises(CrashError):
+        lead(grid, wanted, lambda line: None)
+    before = files_below(tmp_path / "run")
+    file.write_text(OWN_METHOD + "# another word\n")
+    grid.before = lambda to, message: None
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"mine\.py is not what it was when the run was begun; put it back, or"):
+            lead(grid, wanted, lambda line: None)
+    assert {name: text for name, text in files_below(tmp_path / "run").items() if name != "log.txt"} == {
+        name: text for name, text in before.items() if name != "log.txt"
+    }
+    file.write_text(OWN_METHOD)
+    crash_at(grid, 1)
+    with pytest.raises(CrashError):  # it goes on, as far as the sites
+        lead(grid, wanted, lambda line: None)
 
 
 def test_after_a_crash_it_waits_for_all_sites_not_for_the_first(tmp_path: Path, federation: Federation) -> None:

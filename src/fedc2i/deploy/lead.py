@@ -21,7 +21,7 @@ from typing import Any
 
 from fedc2i import checkpoint, journal, privacy
 from fedc2i.data.remote import RemoteFederation
-from fedc2i.deploy.setup import describe
+from fedc2i.deploy.setup import describe, files
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.flower.coordinator import Coordinator
 from fedc2i.engine.flower.fleet import Fleet, Grid
@@ -30,7 +30,7 @@ from fedc2i.engine.flower.roster import assemble, in_common, refuse_misfits
 from fedc2i.engine.flower.site import Assignment, expected_upload
 from fedc2i.engine.flower.tasks import Introduction
 from fedc2i.engine.rounds import POINTS, Point, Round
-from fedc2i.errors import UserError
+from fedc2i.errors import UserError, one_line
 from fedc2i.plans import Plan, prepare
 from fedc2i.progress import left_out
 from fedc2i.report import figures
@@ -180,7 +180,7 @@ def _lead_seed(
     if saved is not None:
         coordinator.restore(saved)
         result.rounds += journal.read(reports, saved.round)
-        say(f"seed {seed} goes on behind round {saved.round}")
+        say(f"seed {seed} goes on in round {saved.round}, whose uploads had come")
     files.restart(result.rounds)
     began = time.monotonic()
     for report in coordinator.rounds(keep, partial(journal.ask, reports)):
@@ -220,6 +220,7 @@ def _begin(job: Job, fleet: Fleet, say: Callable[[str], None]) -> tuple[str, Rem
         "classes": federation.classes,
         "image": federation.image_shape,
         "sizes": {name: dict(own) for name, own in federation.sizes.items()},
+        "files": _checksums(job),
     }
     write_atomically(job.out / _RUN, to_json(described).encode())
     return run, federation
@@ -230,6 +231,7 @@ def _resume(job: Job, fleet: Fleet, say: Callable[[str], None]) -> tuple[str, Re
     path = job.out / _RUN
     if not path.is_file():
         return None
+    refuse_changed_files(job)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["job"] != job.digest:
@@ -241,6 +243,35 @@ def _resume(job: Job, fleet: Fleet, say: Callable[[str], None]) -> tuple[str, Re
         raise UserError(f"{path}: cannot be read ({error}); choose another --out") from None
     assemble(fleet, federation.names, 0, job.policy.min_sites, job.wait, say, job.policy.poll)
     return run, federation
+
+
+def refuse_changed_files(job: Job) -> None:
+    """Refuses to go on with a run whose method or model comes from a file that was changed since it was begun.
+
+    Raises:
+        UserError: with the file's name, and what to do.
+    """
+    try:
+        begun = json.loads((job.out / _RUN).read_text(encoding="utf-8")).get("files", {})  # an earlier version has none
+        others = [path for path, checksum in begun.items() if _checksums(job).get(path, checksum) != checksum]
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ):  # not begun, or another line says what is wrong
+        return
+    for path in others:
+        raise UserError(
+            f"{job.out}: {one_line(path)} is not what it was when the run was begun; put it back, or run again with "
+            "another --out"
+        )
+
+
+def _checksums(job: Job) -> dict[str, str]:
+    """Of the user's own files that the run needs."""
+    own = files(job.method, job.settings.get("model")).values()
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in own if path.is_file()}
 
 
 def _pem(line: str) -> bytes:

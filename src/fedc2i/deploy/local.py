@@ -16,7 +16,7 @@ from fedc2i.deploy.files import read_small
 from fedc2i.deploy.folders import Site, read_coordinator, read_site
 from fedc2i.deploy.keys import read_request
 from fedc2i.deploy.launch import LOOPBACK, free_port
-from fedc2i.deploy.lead import JOB, Job
+from fedc2i.deploy.lead import JOB, Job, refuse_changed_files
 from fedc2i.deploy.processes import SuperNode
 from fedc2i.deploy.site import make_site
 from fedc2i.deploy.supervise import supervise
@@ -106,7 +106,7 @@ def read_job(out: Path) -> Job:
     """The job that was set up in a run folder, wherever that lies by now.
 
     Raises:
-        UserError: if it cannot be read, or the sites' folders are gone.
+        UserError: if it cannot be read, the sites' folders are gone, or the method's or model's file was changed.
     """
     try:
         job = replace(Job.from_json((out / JOB).read_text(encoding="utf-8")), out=out.absolute())
@@ -117,6 +117,7 @@ def read_job(out: Path) -> Job:
             f"{job.out / job.local}: the sites' folders are gone, and their models with them; run again with another "
             "--out"
         )
+    refuse_changed_files(job)
     return job
 
 

@@ -135,7 +135,8 @@ def _refuse_single_samples(model: Model, federation: Federation, training: Train
     name, count = next(((own, n) for own, n in single.items() if n == 1), next(iter(single.items())))
     what = "another batch_size" if training.drop_last or size == 1 else "drop_last=true or another batch_size"
     hint = "give it more or leave it out" if count == 1 else f"set {what}"
+    single_one = "are batches of one" if size == 1 < count else "leaves a batch of one"
     raise UserError(
-        f"client '{name}' has {count} training sample{'s' * (count > 1)}, which leaves a batch of one, and model "
+        f"client '{name}' has {count} training sample{'s' * (count > 1)}, which {single_one}, and model "
         f"'{model.name}' cannot be trained on that; {hint} ({reason})"
     )
