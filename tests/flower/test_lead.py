@@ -29,6 +29,7 @@ from fedc2i.engine.flower import client_app
 from fedc2i.engine.flower.client_app import Home
 from fedc2i.engine.flower.gather import Policy
 from fedc2i.engine.rounds import POINTS, Round
+from fedc2i.methods.base import Method
 from fedc2i.readback import read_run
 from helpers import files_below, is_drawn, write_arrays
 
@@ -251,16 +252,19 @@ from dataclasses import dataclass
 from fedc2i.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
-class Mine(FedAvg):
-    name = "mine"
-    title = "Mine"
+class ChangedSince(FedAvg):
+    name = "changed-since"
+    title = "Changed since"
 """
 
 
-def test_a_file_that_was_changed_since_is_refused(tmp_path: Path, federation: Federation) -> None:
+def test_a_file_that_was_changed_since_is_refused(
+    tmp_path: Path, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Method, "registry", dict(Method.registry))
     file = tmp_path / "mine.py"
     file.write_text(OWN_METHOD)
-    grid, wanted = grid_of(federation), job(tmp_path / "run", f"{file}:Mine")
+    grid, wanted = grid_of(federation), job(tmp_path / "run", f"{file}:ChangedSince")
     crash_at(grid, 1)
     with pytest.raises(CrashError):
         lead(grid, wanted, lambda line: None)
