@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from fedc2i.errors import UserError
 from fedc2i.keeping import locked
 from fedc2i.plans import prepare
 from fedc2i.readback import read_run
-from fedc2i.runs import new_folder, slug
+from fedc2i.runs import new_folder, read_json, slug
 from fedc2i.specs import parse
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ def _run_locally(job: Job, folder: Path) -> None:
 def is_local(folder: Path) -> bool:
     """Whether a run folder is of `fedc2i flower-local`."""
     try:
-        return bool(loads((folder / "job.json").read_text(encoding="utf-8")).get("local"))
+        return bool(read_json(folder / "job.json").get("local"))
     except (OSError, ValueError, AttributeError, RecursionError):
         return False
 

@@ -49,7 +49,7 @@ class Begun:
         device: where it was computed.
         given: what came as an object of Python, which a file cannot name: data, model or method.
         notes: what a reader of the result must know of its interruptions.
-        files: checksums of the Python files that its method and its model come from, see `checksums_of_files`.
+        files: checksums of the Python files that its method and its model come from, see `plugins.checksums`.
     """
 
     settings: str
@@ -66,7 +66,7 @@ class Begun:
         decided = {name: value for name, value in asdict(config).items() if name not in _FREE}
         decided["topology"] = neighbours(config.topology)
         text, device = json.dumps(decided, default=str), config.torch_device().type
-        files = checksums_of_files(config)
+        files = plugins.checksums(config.method, config.model)
         return cls(text, federation.checksums, versions(), device, tuple(given), tuple(notes), files)
 
     @classmethod
@@ -224,16 +224,6 @@ class Keeper:
 
 def _begun(folder: Path) -> Path:
     return folder / "checkpoints" / "begun.json"
-
-
-def checksums_of_files(config: Config) -> dict[str, str]:
-    """Of the Python files that are named as a run's method and model, under these words; what they import is not in.
-
-    Empty where both are the package's own.
-    """
-    named = {"method": config.method, "model": str(config.model)}
-    files = {what: Path(plugins.file_of(name)) for what, name in named.items() if plugins.is_plugin(name)}
-    return {what: hashlib.sha256(path.read_bytes()).hexdigest() for what, path in files.items() if path.is_file()}
 
 
 def neighbours(topology: str) -> str:

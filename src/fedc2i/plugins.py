@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -18,8 +19,15 @@ def is_plugin(name: str) -> bool:
 
 
 def file_of(name: str) -> str:
-    """The FILE.py of ``FILE.py:NAME``."""
-    return name.rpartition(":")[0]
+    """The FILE.py of ``FILE.py:NAME``, with or without options behind it."""
+    return name.partition(".py:")[0] + ".py"
+
+
+def checksums(method: str, model: str | None) -> dict[str, str]:
+    """Of the own files that a run's method and model come from, under these words; what they import is not in."""
+    named = {"method": method, "model": model or ""}
+    files = {what: Path(file_of(name)) for what, name in named.items() if is_plugin(name)}
+    return {what: hashlib.sha256(path.read_bytes()).hexdigest() for what, path in files.items() if path.is_file()}
 
 
 def load(name: str) -> Any:

@@ -15,7 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import fedc2i
-from fedc2i.keeping import checksums_of_files, neighbours
+from fedc2i import plugins
+from fedc2i.keeping import neighbours
 from fedc2i.methods.base import Method
 from fedc2i.plans import Observer, Plan
 from fedc2i.readback import read_rounds
@@ -94,7 +95,7 @@ class Store:
             "device": plan.config.torch_device().type,
             "versions": [versions()["fedc2i"], versions()["torch"]],
             "code": _code(type(plan.method)),
-            **({"files": files} if (files := checksums_of_files(plan.config)) else {}),
+            **({"files": files} if (files := plugins.checksums(plan.config.method, plan.config.model)) else {}),
         }
         return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:12]
 

@@ -272,7 +272,7 @@ def test_a_file_that_was_changed_since_is_refused(
     file.write_text(OWN_METHOD + "# another word\n")
     grid.before = lambda to, message: None
     for _ in range(2):
-        with pytest.raises(UserError, match=r"mine\.py is not what it was when the run was begun; put it back, or"):
+        with pytest.raises(UserError, match=r"mine\.py, where its method comes from, is not what it was"):
             lead(grid, wanted, lambda line: None)
     assert {name: text for name, text in files_below(tmp_path / "run").items() if name != "log.txt"} == {
         name: text for name, text in before.items() if name != "log.txt"

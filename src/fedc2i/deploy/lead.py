@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedc2i import checkpoint, journal, privacy
+from fedc2i import checkpoint, journal, plugins, privacy
 from fedc2i.data.remote import RemoteFederation
-from fedc2i.deploy.setup import describe, files
+from fedc2i.deploy.setup import describe
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.flower.coordinator import Coordinator
 from fedc2i.engine.flower.fleet import Fleet, Grid
@@ -253,7 +253,8 @@ def refuse_changed_files(job: Job) -> None:
     """
     try:
         begun = json.loads((job.out / _RUN).read_text(encoding="utf-8")).get("files", {})  # an earlier version has none
-        others = [path for path, checksum in begun.items() if _checksums(job).get(path, checksum) != checksum]
+        now = _checksums(job)
+        others = [what for what, checksum in begun.items() if now.get(what, checksum) != checksum]
     except (
         OSError,
         ValueError,
@@ -261,17 +262,16 @@ def refuse_changed_files(job: Job) -> None:
         RecursionError,
     ):  # not begun, or another line says what is wrong
         return
-    for path in others:
+    for what in others:
+        file = one_line(plugins.file_of({"method": job.method, **job.settings}[what]))
         raise UserError(
-            f"{job.out}: {one_line(path)} is not what it was when the run was begun; put it back, or run again with "
-            "another --out"
+            f"{job.out}: {file}, where its {what} comes from, is not what it was when the run was begun; put it back, "
+            "or run again with another --out"
         )
 
 
 def _checksums(job: Job) -> dict[str, str]:
-    """Of the user's own files that the run needs."""
-    own = files(job.method, job.settings.get("model")).values()
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in own if path.is_file()}
+    return plugins.checksums(job.method, job.settings.get("model"))
 
 
 def _pem(line: str) -> bytes:

@@ -65,7 +65,7 @@ def files(method: str, model: str | None) -> dict[str, Path]:
     """The user's own files that a run needs, by their place in the Flower App."""
     named = {"method": method, "model": model or ""}
     return {
-        _in_app(kind, file).rpartition(":")[0]: Path(file.rpartition(".py:")[0] + ".py")
+        _in_app(kind, file).rpartition(":")[0]: Path(plugins.file_of(file))
         for kind, name in named.items()
         if plugins.is_plugin(name)
         for file in [":".join(name.split(":")[:2])]
