@@ -11,6 +11,7 @@ from torch import nn
 
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.models import Model, split
+from fedc2i.report import figures
 
 torch.set_num_threads(1)  # two threads wait for each other as soon as anything else runs: ten times slower
 # The same examples in every run and process, and no limit of time on one of them: a busy machine is no failure.
@@ -77,3 +78,12 @@ def federation() -> Federation:
 @pytest.fixture
 def model() -> Model:
     return _model()
+
+
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than a small run; that they are drawn is tested where it matters."""
+    monkeypatch.setattr(figures, "draw_run", lambda result, folder: None)
+    monkeypatch.setattr(
+        figures, "draw_comparison", lambda results, folder: (folder / "comparison.png").write_bytes(b"")
+    )

@@ -7,250 +7,39 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import fedc2i
+from cut_runs import (
+    CPU,
+    SETTINGS,
+    TRAINING,
+    cut_off,
+    cut_run,
+    plan,
+    refused,
+    result_files,
+    same,
+)
 from fedc2i import Federation, Method, Model, UserError, checkpoint, keeping, runs
-from fedc2i.engine import Outcome, Round, Settings, federate
+from fedc2i.engine import Round, Settings, federate
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.lane import Lane
-from fedc2i.engine.saving import Start, ends_of
-from fedc2i.engine.schedule import choose
 from fedc2i.engine.server import Mailbox
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.params import unprefixed
-from fedc2i.plans import Plan, prepare
+from fedc2i.plans import prepare
 from fedc2i.report import figures
 from fedc2i.runs import RunFolder
-from fedc2i.training import Training
 from helpers import call, files_below, write_arrays
-from method_checks import OF_THEIR_OWN
 
-CPU = torch.device("cpu")
-TRAINING = Training(batch_size=5, lr=0.02, epochs=1)
-
-
-class Cut(BaseException):
-    """The moment at which a process is gone; nothing in the package catches it."""
-
-
-# The engine: the state behind any round, through a file and back.
-
-
-def same(one: Any, other: Any) -> bool:
-    """To the bit, nan and the sign of zero included."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and same(one.cpu().numpy(), other.cpu().numpy())
-    if isinstance(one, np.ndarray):
-        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
-    return repr(one) == repr(other)
-
-
-def without_time(report: Round) -> dict[str, Any]:
-    return {**vars(report), "seconds": 0.0, "metrics": dict(report.metrics), "influence": dict(report.influence)}
-
-
-def assert_same_end(got: dict[int, Outcome], want: dict[int, Outcome]) -> None:
-    assert list(got) == list(want)
-    for seed, one in want.items():
-        for part in ("trained", "received"):
-            assert same(getattr(got[seed], part), getattr(one, part)), (seed, part)
-        assert same(without_time(got[seed].last), without_time(one.last))
-
-
-def assert_goes_on(
-    folder: Path,
-    method: Method,
-    model: Model,
-    federation: Federation,
-    seeds: tuple[int, ...] = (0,),
-    device: torch.device = CPU,
-    **settings: Any,
-) -> dict[int, Outcome]:
-    """After every round the state goes to disk and back, a fresh federation goes on from there, and ends the same."""
-    how = Settings(**{"rounds": 3, "training": TRAINING, "executor": "looped", **settings})
-    reports: list[Round] = []
-
-    def keep(number: int, is_last: bool, state: Callable[[], Any]) -> None:
-        checkpoint.save(folder / str(number), number, *state())
-
-    whole = federate(method, model, federation, how, seeds, device, reports.append, keep=keep)
-    for cut in range(1, max(report.round for report in reports) + 1):
-        saved = checkpoint.load(folder / str(cut))
-        assert saved is not None
-        assert ends_of(saved.values, cut).keys() == set(seeds)
-        before = [report for report in reports if report.round <= cut]
-        last = {report.seed: report for report in before}
-        after: list[Round] = []
-        start = Start(saved.round, saved.tensors, saved.values, last)
-        assert_same_end(federate(method, model, federation, how, seeds, device, after.append, start=start), whole)
-        assert [without_time(own)["round"] for own in after] == [own.round for own in reports if own.round > cut]
-        for got, want in zip(before + after, reports, strict=True):
-            assert same(without_time(got), without_time(want))
-    return whole
-
-
-def model_for(name: str, make_model: Callable[..., Model]) -> Model:
-    return make_model(batch_norm=True) if name == "fedbn" else make_model()
-
-
-@pytest.mark.parametrize("name", OF_THEIR_OWN)
-def test_every_method_goes_on(
-    tmp_path: Path, name: str, make_federation: Callable[..., Federation], make_model: Callable[..., Model]
-) -> None:
-    federation = make_federation((12, 9, 7, 8), validation=4)
-    method, model = Method.registry[name](), model_for(name, make_model)
-    assert_goes_on(tmp_path, method, model, federation, clients_per_round="50%", evaluate_every=2)
-
-
-CASES: dict[str, dict[str, Any]] = {
-    "stacked": {"executor": "stacked"},
-    "stacked-half": {"executor": "stacked", "clients_per_round": "50%"},
-    "workers": {"executor": "workers", "workers": 2},
-    "ring": {"topology": "ring", "clients_per_round": 2, "evaluate_every": 0},
-    "private": {"clip": 0.5, "noise": 0.3, "clients_per_round": 2, "evaluate_every": 2},
-    "own-starts": {"init": "independent", "evaluate_every": 3, "rounds": 4},
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "case"),
-    [*(("fedc2i", case) for case in CASES), *(("fedc2i-server", case) for case in ("stacked", "ring"))],
-)
-def test_every_way_to_run_goes_on(
-    tmp_path: Path, name: str, case: str, make_federation: Callable[..., Federation], make_model: Callable[..., Model]
-) -> None:
-    federation = make_federation((12, 9, 7, 6), validation=4)
-    assert_goes_on(tmp_path, Method.registry[name](), make_model(), federation, (3, 0), **CASES[case])
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("case", ["looped", "stacked", "stacked-half", "private"])
-@pytest.mark.parametrize("name", ["fedavg", "fedc2i", "fedc2i-plus", "fedrep", "fedproto", "pfedgraph"])
-def test_a_gpu_goes_on(
-    tmp_path: Path, name: str, case: str, make_federation: Callable[..., Federation], make_model: Callable[..., Model]
-) -> None:
-    federation, method = make_federation((12, 9, 7, 6), validation=4), Method.registry[name]()
-    if case == "private":
-        pytest.importorskip("opacus")
-        if name not in ("fedavg", "fedc2i"):
-            pytest.skip("one method of each kind is enough")
-    assert_goes_on(tmp_path, method, make_model(), federation, (3, 0), torch.device("cuda"), **CASES.get(case, {}))
-
-
-def test_a_model_with_statistics_and_dropout_goes_on(
-    tmp_path: Path, federation: Federation, make_model: Callable[..., Model]
-) -> None:
-    assert_goes_on(tmp_path, FedAvg(), make_model(batch_norm=True, dropout=0.3), federation)
-
-
-def test_seeds_that_have_ended_are_kept(
-    tmp_path: Path, make_federation: Callable[..., Federation], model: Model
-) -> None:
-    federation = make_federation((12, 9, 7), validation=4)
-    settings: dict[str, Any] = {"rounds": 12, "patience": 1, "training": Training(epochs=1, lr=0.02)}
-    outcomes = assert_goes_on(tmp_path, Method.registry["fedc2i"](), model, federation, (0, 1, 2), **settings)
-    assert len({outcome.last.round for outcome in outcomes.values()}) > 1, "seeds are to be chosen so that they differ"
-
-
-def test_a_client_with_unusable_uploads_goes_on(
-    tmp_path: Path, make_federation: Callable[..., Federation], model: Model
-) -> None:
-    """One that never got through has zeros in the mailbox, with the round 0 beside them."""
-    assert_goes_on(tmp_path, FedAvg(), model, make_federation((12, 9, 7)), attack="nan@b")
-
-
-def test_what_is_the_same_is_written_once(
-    tmp_path: Path, make_federation: Callable[..., Federation], model: Model
-) -> None:
-    """FedC²I relays the uploads, which are the clients' own models: a model each, and the starts of the next round."""
-    federation = make_federation((12, 9, 7, 6))
-    assert_goes_on(tmp_path, Method.registry["fedc2i"](), model, federation, rounds=1)
-    size = (tmp_path / "1" / "round000001.safetensors").stat().st_size
-    models = 4 * 4 * sum(tensor.numel() for tensor in model.init(0).values())
-    assert 2 * models < size < 2.1 * models
-
-
-def test_the_state_of_another_model_is_refused(
-    tmp_path: Path, federation: Federation, make_model: Callable[..., Model]
-) -> None:
-    assert_goes_on(tmp_path, FedAvg(), make_model(), federation)
-    saved = checkpoint.load(tmp_path / "1")
-    assert saved is not None
-    with pytest.raises(UserError, match="the checkpoint after round 1 is of another model or of other clients"):
-        federate(FedAvg(), make_model(bias=False), federation, Settings(rounds=3), [0], start=Start(*saved, {}))
-
-
-# Folders.
-
-
-@pytest.fixture(autouse=True)
-def _without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take longer than all the rest; that they are drawn is tested where it matters."""
-    monkeypatch.setattr(figures, "draw_run", lambda result, folder: None)
-    monkeypatch.setattr(
-        figures, "draw_comparison", lambda results, folder: (folder / "comparison.png").write_bytes(b"")
-    )
-
-
-SETTINGS: dict[str, Any] = {
-    **{"rounds": 3, "epochs": 1, "batch_size": 5, "seeds": (0, 2), "clients_per_round": 2},
-    **{"executor": "looped", "device": "cpu"},
-}
-
-
-def plan(federation: Federation, model: Model, wanted: str | Method = "fedc2i", **settings: Any) -> Plan:
-    return prepare([wanted], {**SETTINGS, **settings}, federation, model)[0]
-
-
-@contextmanager
-def cut_off(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int = 1) -> Iterator[None]:
-    """The process is gone when ``owner.name`` is called for the ``at``-th time."""
-    real, calls = getattr(owner, name), []
-
-    def count(*given: Any, **more: Any) -> Any:
-        calls.append(1)
-        if len(calls) == at:
-            raise Cut
-        return real(*given, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, count)
-        with pytest.raises(Cut):
-            yield
-
-
-def cut_run(monkeypatch: pytest.MonkeyPatch, folder: Path, planned: Plan, after: int = 1) -> None:
-    """Runs a plan until it has written the checkpoint of round ``after``; it is gone in the round behind that."""
-    seeds = len(planned.config.seeds)
-    with cut_off(monkeypatch, RunFolder, "record", seeds * after + 1):
-        planned.execute(folder)
-
-
-def result_files(folder: Path) -> dict[str, Any]:
-    """What must be the same: metrics, models and the summary without times by their bytes, influence by its arrays."""
-    found: dict[str, Any] = {}
-    for name, content in files_below(folder).items():
-        if name.endswith((".png", ".md")):
-            continue
-        assert name == "." or not Path(name).name.startswith("."), "something half-written was left"
-        found[name] = content
-    summary = json.loads(found["summary.json"])
-    found["summary.json"] = {name: own for name, own in summary.items() if not name.startswith("seconds")}
-    if "influence.npz" in found:
-        with np.load(folder / "influence.npz") as archive:
-            found["influence.npz"] = {name: archive[name].tobytes() for name in archive.files}
-    return found
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])
@@ -353,16 +142,6 @@ class Own(FedAvg):
 
 
 del Method.registry[Own.name]  # other tests take every method that is there
-
-
-def refused(folder: Path, *given: Any, **more: Any) -> str:
-    """The line of a refusal, which leaves everything as it was."""
-    before = files_below(folder)
-    with pytest.raises(UserError) as error:
-        fedc2i.resume(folder, *given, **more)
-    assert files_below(folder) == before
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def test_objects_of_python_are_asked_for(cut: Path, federation: Federation, model: Model) -> None:
@@ -524,193 +303,6 @@ def test_a_state_of_other_types_is_refused_in_a_line(
         checkpoint.save(tmp_path / "checkpoints", 1, saved.tensors, values)
         with pytest.raises(UserError, match=r"the checkpoint after round 1 is damaged \("):
             fedc2i.resume(tmp_path, federation, model)
-
-
-# A state with the right checksum that is not one of the run.
-
-TURNED = {  # what is there in place of a tensor
-    "of another type": lambda own: own.to(torch.int32),
-    "of another shape": lambda own: own.unsqueeze(-1),
-    "of other clients": lambda own: own[:-1],
-    "missing": lambda own: None,
-}
-VALUES: list[tuple[str, Any]] = [
-    *(("downloads", odd) for odd in (["a"], [[99]], [[-1]], [[0, 0]], [[True]], [[0, 1, 2, 3]], [], [[0], [1]], [0])),
-    *(
-        ("sent", odd)
-        for odd in ([], [1, 1], [99, 98, 97], [0, 0, 2], [-1, 0, 0], ["a", 0, 0], [None] * 3, [True] * 3, [1.0] * 3)
-    ),
-    *(("patience", odd) for odd in ([None, None], [0.5, None], ["a", 0], [0.5, -1], [0.5, 2], [float("nan"), 0])),
-    *(("audience", odd) for odd in ([], [0], [0, 1, 99], [0, 1, 1], ["a"])),
-    *(("bytes_told", odd) for odd in (-1, 10**30, 0.5, "1")),
-    *(("on_cpu", odd) for odd in (["nothing"], [0], [None])),
-    *(("layout", odd) for odd in ({}, [], {"own/a": ["float32", 3]})),
-]
-
-
-def with_other(saved: checkpoint.Checkpoint, name: str, turn: Callable[[torch.Tensor], Any]) -> dict[str, torch.Tensor]:
-    changed = {**saved.tensors, name: turn(saved.tensors[name])}
-    return {name: own for name, own in changed.items() if own is not None}
-
-
-def kept_by(folder: Path) -> checkpoint.Checkpoint:
-    saved = checkpoint.load(folder / "checkpoints")
-    assert saved is not None
-    return saved
-
-
-@pytest.mark.parametrize("part", ["own", "received", "mailbox", "server0/shared"])
-def test_tensors_that_do_not_fit_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model, part: str
-) -> None:
-    """In whatever way, in one of a part's tensors; before anything is computed or written."""
-    cut_run(monkeypatch, tmp_path, plan(federation, model, seeds=(0,)))
-    saved = kept_by(tmp_path)
-    name = next(name for name in saved.tensors if name.startswith(f"seed0/{part}/"))
-    for how, turn in TURNED.items():
-        checkpoint.save(tmp_path / "checkpoints", 1, with_other(saved, name, turn), saved.values)
-        line = refused(tmp_path, federation, model)
-        assert "no checkpoint can be used (the checkpoint after round 1 is " in line, how
-        said = "of another model or of other clients" if part == "own" else f"damaged ({name.removeprefix('seed0/')}: ["
-        assert said in line, how
-    checkpoint.save(tmp_path / "checkpoints", *saved)
-    fedc2i.resume(tmp_path, federation, model)
-
-
-def test_values_that_do_not_fit_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
-) -> None:
-    cut_run(monkeypatch, tmp_path, plan(federation, model, seeds=(0,), clients_per_round=3))
-    saved = kept_by(tmp_path)
-    for name, odd in VALUES:
-        assert repr(saved.values["0"][name]) != repr(odd)
-        checkpoint.save(tmp_path / "checkpoints", 1, saved.tensors, {"0": {**saved.values["0"], name: odd}})
-        assert "the checkpoint after round 1 is damaged (" in refused(tmp_path, federation, model), (name, odd)
-    checkpoint.save(tmp_path / "checkpoints", *saved)
-    fedc2i.resume(tmp_path, federation, model)
-
-
-def test_an_audience_must_be_of_clients_and_have_those_who_train_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
-) -> None:
-    """As many as have received, so that only the numbers tell."""
-    planned = plan(federation, model, seeds=(0,))
-    cut_run(monkeypatch, tmp_path, planned)
-    saved, next_ones = kept_by(tmp_path), [*choose(0, planned.config.settings(), 3, 2)]
-    (other,) = {0, 1, 2} - {*next_ones}
-    for odd in ([*next_ones, 99], [*next_ones, next_ones[0]], [*next_ones, "a"]):
-        checkpoint.save(tmp_path / "checkpoints", 1, saved.tensors, {"0": {**saved.values["0"], "audience": odd}})
-        assert "there are 3 clients" in refused(tmp_path, federation, model), odd
-    few = {name: own[:2] if "/received/" in name else own for name, own in saved.tensors.items()}
-    layout = {
-        name: [kind, 2, *own] for name, (kind, _, *own) in saved.values["0"]["layout"].items() if "eived/" in name
-    }
-    said = {**saved.values["0"], "layout": {**saved.values["0"]["layout"], **layout}, "audience": [other, next_ones[0]]}
-    checkpoint.save(tmp_path / "checkpoints", 1, few, {"0": said})
-    assert "too few" in refused(tmp_path, federation, model)
-
-
-@pytest.mark.parametrize("number", [0, 3, 4])
-def test_a_seed_goes_on_only_between_two_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model, number: int
-) -> None:
-    cut_run(monkeypatch, tmp_path, plan(federation, model, seeds=(0,)))
-    saved = kept_by(tmp_path)
-    for path in (tmp_path / "checkpoints").glob("round*"):
-        path.unlink()
-    values = {"0": {**saved.values["0"], "sent": [0, 0, 0]}}
-    checkpoint.save(tmp_path / "checkpoints", number, saved.tensors, values)
-    assert f"a seed that goes on behind round {number} of 3" in refused(tmp_path, federation, model)
-
-
-@pytest.mark.parametrize(
-    ("method", "part"),
-    [
-        *(("fedavg", part) for part in ("received", "mailbox")),
-        *(("fedc2i:top_k=1", part) for part in ("received", "server0/reports")),
-        ("pfedgraph", "server0/personal"),
-    ],
-)
-def test_a_state_that_does_not_say_how_it_is_laid_out(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    make_federation: Callable[..., Federation],
-    model: Model,
-    method: str,
-    part: str,
-) -> None:
-    """As one of an earlier version: it is gone on with, and refused by what the run itself knows."""
-    federation = make_federation((12, 9, 7, 6, 8))
-    planned = plan(federation, model, method, seeds=(0,), clients_per_round=4)
-    planned.execute(tmp_path / "whole")
-    cut_run(monkeypatch, tmp_path / "cut", planned)
-    saved = kept_by(tmp_path / "cut")
-    values = {"0": {name: own for name, own in saved.values["0"].items() if name != "layout"}}
-    name = next(name for name in saved.tensors if name.startswith(f"seed0/{part}/"))
-    known = set(TURNED) if part == "received" else {"of other clients"}
-    for how in sorted(known | ({"of another type"} if part.endswith("reports") else set())):
-        checkpoint.save(tmp_path / "cut" / "checkpoints", 1, with_other(saved, name, TURNED[how]), values)
-        assert "the checkpoint after round 1 is damaged (" in refused(tmp_path / "cut", federation, model), how
-    checkpoint.save(tmp_path / "cut" / "checkpoints", 1, saved.tensors, values)
-    fedc2i.resume(tmp_path / "cut", federation, model)
-    assert result_files(tmp_path / "cut") == result_files(tmp_path / "whole")
-
-
-def test_the_models_of_a_seed_that_has_ended_must_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
-) -> None:
-    """Cut off behind the last round, before the run's results are written."""
-    planned = plan(federation, model)
-    planned.execute(tmp_path / "whole")
-    cut = tmp_path / "cut"
-    with cut_off(monkeypatch, RunFolder, "finish"):
-        planned.execute(cut)
-    saved = kept_by(cut)
-    assert saved.values == {"0": {"ended": 3}, "2": {"ended": 3}}
-    for path in (cut / "checkpoints").glob("round000002.*"):
-        path.unlink()
-    for part in ("own", "received"):
-        name = next(name for name in saved.tensors if name.startswith(f"seed2/{part}/"))
-        for how, turn in TURNED.items():
-            checkpoint.save(cut / "checkpoints", 3, with_other(saved, name, turn), saved.values)
-            assert "the checkpoint after round 3 is " in refused(cut, federation, model), (part, how)
-    for odd in (0, 4, -1, True, 2.5):
-        checkpoint.save(cut / "checkpoints", 3, saved.tensors, {**saved.values, "2": {"ended": odd}})
-        assert "the checkpoint after round 3 is damaged (ended=" in refused(cut, federation, model), odd
-    checkpoint.save(cut / "checkpoints", *saved)
-    fedc2i.resume(cut, federation, model)
-    assert result_files(cut) == result_files(tmp_path / "whole")
-
-
-def test_behind_a_state_that_does_not_fit_the_one_before_it_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
-) -> None:
-    planned = plan(federation, model, rounds=4)
-    planned.execute(tmp_path / "whole")
-    cut_run(monkeypatch, tmp_path / "cut", planned, after=3)
-    saved = kept_by(tmp_path / "cut")
-    name = next(name for name in saved.tensors if name.startswith("seed2/received/"))
-    spoiled = with_other(saved, name, TURNED["of another type"])
-    checkpoint.save(tmp_path / "cut" / "checkpoints", 3, spoiled, saved.values)
-    result = fedc2i.resume(tmp_path / "cut", federation, model)
-    assert isinstance(result, fedc2i.Result)
-    assert result_files(tmp_path / "cut") == result_files(tmp_path / "whole")
-
-
-def test_the_command_refuses_a_state_that_does_not_fit_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_federation: Callable[..., Federation]
-) -> None:
-    data = write_arrays(tmp_path / "data", make_federation((12, 9, 7)))
-    with cut_off(monkeypatch, RunFolder, "record", 3):
-        fedc2i.run("fedc2i", data, out=tmp_path / "run", **SETTINGS, model="lenet5")
-    saved = kept_by(tmp_path / "run")
-    spoiled = with_other(saved, "seed0/received/conv1.weight", TURNED["of another type"])
-    checkpoint.save(tmp_path / "run" / "checkpoints", 1, spoiled, saved.values)
-    answer = call("resume", str(tmp_path / "run"))
-    assert (answer.code, answer.out) == (2, "")
-    assert "the checkpoint after round 1 is damaged (received/conv1.weight: ['float32', " in answer.err
-    assert "Traceback" not in answer.err
-    assert answer.err.count("\n") == 1
 
 
 METHOD = """
