@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import hypothesis
 import pytest
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedc2i.data.federation import Client, Federation, Split
+from fedc2i.methods.base import Method
 from fedc2i.models import Model, split
 from fedc2i.report import figures
 
@@ -58,6 +59,15 @@ def _model(bias: bool = True, batch_norm: bool = False, layer_norm: bool = False
         return net
 
     return split(build, head="head", name="tiny")
+
+
+@pytest.fixture(autouse=True)
+def own_methods_end_with_their_test() -> Iterator[None]:
+    """A method that a test defines or loads from a file is forgotten after it: the next may use its name."""
+    before = dict(Method.registry)
+    yield
+    Method.registry.clear()
+    Method.registry.update(before)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ import torch
 
 from fedc2i import Federation, Model, Uploads, UserError, run
 from fedc2i.engine.rounds import POINTS
-from fedc2i.methods.base import Method
 from test_docs import SMALL
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -58,8 +57,7 @@ def test_own_method(tmp_path: Path) -> None:
 
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The example's method, known to this test alone."""
-    monkeypatch.setattr(Method, "registry", dict(Method.registry))
+    """The example's method."""
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.delitem(sys.modules, "own_method", raising=False)
     return importlib.import_module("own_method").Near

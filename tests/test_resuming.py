@@ -326,9 +326,8 @@ def net(classes, image):
 
 
 @pytest.fixture
-def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """A method's and a model's; what they define is forgotten again."""
-    monkeypatch.setattr(Method, "registry", dict(Method.registry))
+def own_files(tmp_path: Path) -> tuple[Path, Path]:
+    """A method's and a model's."""
     files = tmp_path / "mine.py", tmp_path / "net.py"
     for path, content in zip(files, (METHOD, NET), strict=True):
         path.write_text(content)

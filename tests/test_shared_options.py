@@ -371,16 +371,13 @@ def test_a_method_of_the_user_s_own(federation: Federation, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)
     wanted, settings = "mine.py:Mine:anchor=0.1,average=true", {"rounds": 1, "epochs": 2, "executor": "workers"}
-    try:
-        (plan,) = prepare([wanted], {**settings, "workers": 2}, federation, "lenet5")
-        (usual,) = prepare(["fedavg-plus"], {**settings, "executor": "looped"}, federation, "lenet5")
-        assert_same_model(plan.execute().outcomes[0].trained, usual.execute().outcomes[0].trained, rtol=0, atol=0)
-        with pytest.raises(UserError, match="anchor must be a finite number of at least 0, got -1"):
-            prepare(["mine.py:Mine:anchor=-1"], {}, federation)
-        with pytest.raises(UserError, match=r"average must be true \| false, got 'maybe'"):
-            prepare(["mine.py:Mine:average=maybe"], {}, federation)
-    finally:
-        Method.registry.pop("mine-with-extras", None)
+    (plan,) = prepare([wanted], {**settings, "workers": 2}, federation, "lenet5")
+    (usual,) = prepare(["fedavg-plus"], {**settings, "executor": "looped"}, federation, "lenet5")
+    assert_same_model(plan.execute().outcomes[0].trained, usual.execute().outcomes[0].trained, rtol=0, atol=0)
+    with pytest.raises(UserError, match="anchor must be a finite number of at least 0, got -1"):
+        prepare(["mine.py:Mine:anchor=-1"], {}, federation)
+    with pytest.raises(UserError, match=r"average must be true \| false, got 'maybe'"):
+        prepare(["mine.py:Mine:average=maybe"], {}, federation)
 
 
 def test_shared_options_are_listed_once() -> None:

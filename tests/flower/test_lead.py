@@ -29,7 +29,6 @@ from fedc2i.engine.flower import client_app
 from fedc2i.engine.flower.client_app import Home
 from fedc2i.engine.flower.gather import Policy
 from fedc2i.engine.rounds import POINTS, Round
-from fedc2i.methods.base import Method
 from fedc2i.readback import read_run
 from helpers import files_below, is_drawn, write_arrays
 
@@ -258,10 +257,7 @@ class ChangedSince(FedAvg):
 """
 
 
-def test_a_file_that_was_changed_since_is_refused(
-    tmp_path: Path, federation: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Method, "registry", dict(Method.registry))
+def test_a_file_that_was_changed_since_is_refused(tmp_path: Path, federation: Federation) -> None:
     file = tmp_path / "mine.py"
     file.write_text(OWN_METHOD)
     grid, wanted = grid_of(federation), job(tmp_path / "run", f"{file}:ChangedSince")
