@@ -338,7 +338,13 @@ def test_mistakes_in_a_file(content: str) -> None:
     answer = call("run", "--config", "mine.toml", "--set", "lr=0.1")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith("fedc2i: error: ")
+    assert answer.err.endswith("(with the settings of mine.toml)\n")
     assert set(files_below(Path())) == {".", "mine.toml"}
+
+
+def test_what_was_meant_is_asked_once() -> None:
+    assert call("rum").err.count("Did you mean") == 1
+    assert call("run", "--round", "3").err.count("Did you mean") == 1
 
 
 def test_interrupt_is_no_traceback(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,9 +352,10 @@ def test_interrupt_is_no_traceback(data: str, monkeypatch: pytest.MonkeyPatch) -
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedc2i.plans.federate", interrupt)
-    answer = call("run", "local", "--data", data, *QUICK, "--out", "out")
+    answer = call("run", "local", "--data", data, *QUICK, "--out", "my run")
     assert answer.code == 130
-    assert answer.err.splitlines()[-1] == (
-        "fedc2i: interrupted; what was finished is kept: `fedc2i resume` goes on with a run, a study by itself"
-    )
-    assert not Path("out/summary.json").exists()
+    assert answer.err.splitlines()[-2:] == [
+        "To go on: fedc2i resume 'my run'",
+        "fedc2i: interrupted; what was finished is kept: `fedc2i resume` goes on with a run, a study by itself",
+    ]
+    assert not Path("my run/summary.json").exists()

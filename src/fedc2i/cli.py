@@ -49,6 +49,8 @@ from fedc2i.cli_common import (
     Set,
     Topology,
     Track,
+    naming,
+    resumable,
     show,
     values_of,
 )
@@ -111,10 +113,11 @@ def run(
     values = values_of(config_file, set_, *named_options)
     named = method or values.pop("method", "fedc2i")
     tracking = trackers.track(*(track or []))
-    plans = prepare([named], {name: value for name, value in values.items() if name != "method"})
-    plans[0].require_engine()
+    with naming(config_file):
+        plans = prepare([named], {name: value for name, value in values.items() if name != "method"})
+        plans[0].require_engine()
     folder = new_folder(out, f"{slug(plans[0].key)}-{slug(plans[0].config.data)}")
-    with _watching(plans, folder) as view, tracking:
+    with resumable(folder), _watching(plans, folder) as view, tracking:
         result = api.execute(plans[0], folder, trackers.Observers(view, tracking))
     show([result], folder, json)
 
@@ -146,10 +149,11 @@ def compare(
     named_options = data, data_dir, partition, model, rounds, seeds, topology, device, engine, ray_address, attack
     values = values_of(config_file, set_, *named_options)
     tracking = trackers.track(*(track or []))
-    plans = prepare(wanted, {name: value for name, value in values.items() if name != "method"})
-    plans[0].require_engine()
+    with naming(config_file):
+        plans = prepare(wanted, {name: value for name, value in values.items() if name != "method"})
+        plans[0].require_engine()
     folder = new_folder(out, f"compare-{slug(plans[0].config.data)}")
-    with _watching(plans, folder) as view, tracking:
+    with resumable(folder), _watching(plans, folder) as view, tracking:
         found = api.execute_all(plans, folder, trackers.Observers(view, tracking))
     show(found, folder, json)
 
@@ -219,7 +223,8 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":  # by its name: click before 8.2 has no such class
             sys.exit(2)  # the help has been shown
         hint = " Options of a method are given as --set NAME=VALUE." if isinstance(error, click.NoSuchOption) else ""
-        _fail(error.format_message() + hint)
+        said = error.message if "Did you mean" in error.message else error.format_message()  # some say it themselves
+        _fail(said + hint)
     except (KeyboardInterrupt, click.Abort):
         said = "fedc2i: interrupted; what was finished is kept: `fedc2i resume` goes on with a run, a study by itself"
         print(said, file=sys.stderr, flush=True)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,6 +61,27 @@ def values_of(file: Path | None, pairs: list[str] | None, *named: Any) -> dict[s
     both = zip((*names, "attack"), named, strict=True)
     values |= {name: str(value) for name, value in both if value is not None}
     return values
+
+
+@contextmanager
+def naming(file: Path | None) -> Iterator[None]:
+    """An error about settings names the file that some of them stood in."""
+    try:
+        yield
+    except UserError as error:
+        if file is None:
+            raise
+        raise UserError(f"{error} (with the settings of {file})") from error
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Who interrupts a run is told how to go on with it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"To go on: fedc2i resume {shlex.quote(str(folder))}", file=sys.stderr, flush=True)
+        raise
 
 
 def show(found: list[results.Result], folder: Path, json: bool) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from fedc2i import cli_flower, resuming, trackers
-from fedc2i.cli_common import Device, Json, Track, show
+from fedc2i.cli_common import Device, Json, Track, resumable, show
 from fedc2i.errors import UserError
 from fedc2i.progress import ProgressView
 
@@ -36,6 +36,6 @@ def resume(
     if not left:
         ignored = "; --device and --track change nothing of it" if device is not None or track else ""
         console.print(f"{folder} is finished{ignored}", highlight=False, markup=False, soft_wrap=True)
-    with ProgressView(console, left) as view, tracking:
+    with resumable(folder), ProgressView(console, left) as view, tracking:
         found = resuming.resume(folder, device=device, observer=trackers.Observers(view, tracking))
     show(found if isinstance(found, list) else [found], folder, json)
