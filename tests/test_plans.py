@@ -103,6 +103,7 @@ def test_own_options_outrank_shared_ones(federation: Federation) -> None:
     [
         ("fedsgd", r"unknown method 'fedsgd', allowed are .*fedavg, .*fedc2i, .*local.* and FILE\.py:CLASS"),
         ("", "unknown method ''"),
+        ("mine.toml", r"'mine\.toml' is no method; a file of settings is given as --config mine\.toml"),
         ("fedc2i:gama=2", "'fedc2i:gama=2': no option 'gama' .did you mean 'gamma'.., allowed are gamma, gamma_class"),
         ("fedc2i:gamma", "no option 'gamma', .* written name=value"),
         ("fedc2i:lr=1", "no option 'lr'"),

@@ -46,6 +46,8 @@ def parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
             raise UserError(f"{name} is not a subclass of fedc2i.Method")
     else:
         name, _, options = wanted.partition(":")
+        if name.endswith(".toml"):
+            raise UserError(f"'{name}' is no method; a file of settings is given as --config {name}")
         kind = methods.get(name)
     _require_name(kind, name)
     hints = typing.get_type_hints(kind)
