@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedc2i.results import Score, versions
+from fedc2i.results import Score
+from fedc2i.version import versions
 from helpers import blank_federation, made_up
 
 AB = blank_federation(("a", "b"))

@@ -29,7 +29,6 @@ from fedc2i import (
     cli_watch,
     config,
     privacy,
-    results,
     trackers,
 )
 from fedc2i.cli_common import (
@@ -60,6 +59,7 @@ from fedc2i.options import options_of
 from fedc2i.plans import Plan, prepare
 from fedc2i.progress import ProgressView
 from fedc2i.runs import new_folder, slug, to_json
+from fedc2i.version import __version__
 
 app = typer.Typer(
     help="Influence-oriented personalised federated learning.",
@@ -244,7 +244,7 @@ def _fail(message: str) -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(results.versions()["fedc2i"])
+        print(__version__)
         raise typer.Exit
 
 

@@ -28,8 +28,8 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine import Round
 from fedc2i.engine.saving import Start, State, ends_of
 from fedc2i.errors import UserError, one_line
-from fedc2i.results import versions
 from fedc2i.runs import read_json, to_json, write_atomically, writing
+from fedc2i.version import versions
 
 SUMMARY = "summary.json"
 OBJECTS = ("data", "model", "method")  # what may come as an object of Python

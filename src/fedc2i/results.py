@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +16,6 @@ from fedc2i.engine.reporting import LARGE
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.methods.base import Method
 from fedc2i.privacy import Cost, cost
-from fedc2i.version import __version__
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -235,81 +231,12 @@ class Result:
 
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` holds: scores at both points, cost, versions and data checksums."""
-        return {
-            "method": self.config.method,
-            "title": self.label,
-            "key": self.key,
-            "data": self.config.data,
-            "clients": list(self.federation.names),
-            "classes": list(self.federation.classes),
-            "samples": self.federation.samples(),
-            "averages": {title: list(members) for title, members in self.federation.averages.items()},
-            "seeds": list(self.config.seeds),
-            "rounds": max(report.round for report in self.rounds),
-            "headline": self.method.headline,
-            "points": {point: self._point(point) for point in POINTS},
-            "seconds": round(self.seconds, 3),
-            "seconds_per_round": round(self.seconds / len(self.rounds), 4),
-            "bytes_up_per_client_round": self.bytes_up,
-            "bytes_down_per_client_round": self.bytes_down,
-            "refused": [
-                {
-                    "seed": report.seed,
-                    "round": report.round,
-                    "clients": list(report.refused),
-                    "of": len(report.participants),
-                    "why": dict(report.why),
-                }
-                for report in self.rounds
-                if report.refused
-            ],
-            **self._attack(),
-            "privacy": None if (spent := self.privacy) is None else spent.to_json(),
-            **self._asked_again(),
-            "refused_uploads": self.refused,
-            "notes": list(self.federation.notes),
-            "data_checksums": self.federation.checksums,
-            "versions": versions(self.config.engine),
-            "device": str(self.config.torch_device()),
-        }
+        from fedc2i import summaries
 
-    def _attack(self) -> dict[str, Any]:
-        """Nothing without an attack."""
-        attackers = {str(seed): own for seed, own in self.attackers.items()}
-        return {"attack": self.config.attack, "attackers": attackers} if attackers else {}
-
-    def _asked_again(self) -> dict[str, Any]:
-        """Rounds whose uploads were asked for more than once; nothing if there are none."""
-        more = [
-            {"seed": seed, "round": number, "times": times}
-            for seed, own in self.asked.items()
-            for number, times in sorted(own.items())
-            if times > 1
-        ]
-        return {"asked_again": more} if more else {}
-
-    def _point(self, point: Point) -> dict[str, Any]:
-        metrics = sorted({name for own in self.last(self.config.seeds[0]).metrics[point] for name in own})
-        return {
-            metric: {name: {"mean": score.mean, "sd": score.sd} for name, score in self.scores(point, metric).items()}
-            for metric in metrics
-        }
+        return summaries.summary(self)
 
 
 def _mean(values: Array) -> Array:
     """Over clients, of each seed; nan if none was scored."""
     counts = np.isfinite(values).sum(1)
     return np.where(counts > 0, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
-
-
-@functools.cache
-def versions(engine: str = "inprocess") -> dict[str, str]:
-    """Of Python and the packages that decide numbers; of Flower where it carried them."""
-    found = {"fedc2i": __version__, "python": platform.python_version()}
-    carrier = () if engine == "inprocess" else ("flwr",)
-    for package in ("torch", "numpy", "scikit-learn", "pillow", "matplotlib", *carrier):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # e.g. a torch that was built by hand
-            found[package] = "unknown"
-    return found

@@ -20,8 +20,9 @@ from fedc2i.keeping import neighbours
 from fedc2i.methods.base import Method
 from fedc2i.plans import Observer, Plan
 from fedc2i.readback import read_rounds
-from fedc2i.results import Result, versions
+from fedc2i.results import Result
 from fedc2i.runs import RunFolder, slug, writing
+from fedc2i.version import versions
 
 try:
     import fcntl
@@ -58,6 +59,7 @@ _ABOVE = (
     "significance.py",
     "store.py",
     "study.py",
+    "summaries.py",
     "views.py",
     "cli_influence.py",
     "cli_watch.py",

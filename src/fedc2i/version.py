@@ -1,3 +1,22 @@
-"""The one place where the version stands."""
+"""The one place where the version stands, and those of the packages below it."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from importlib.metadata import PackageNotFoundError, version
 
 __version__ = "0.1.0"
+
+
+@functools.cache
+def versions(engine: str = "inprocess") -> dict[str, str]:
+    """Of Python and the packages that decide numbers; of Flower where it carried them."""
+    found = {"fedc2i": __version__, "python": platform.python_version()}
+    carrier = () if engine == "inprocess" else ("flwr",)
+    for package in ("torch", "numpy", "scikit-learn", "pillow", "matplotlib", *carrier):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # e.g. a torch that was built by hand
+            found[package] = "unknown"
+    return found
