@@ -87,7 +87,8 @@ def test_the_end_of_the_program_ends_what_it_left(tmp_path: Path) -> None:
 def test_a_program_that_does_not_listen_is_ended_by_force(tmp_path: Path) -> None:
     with Shell(tmp_path, "trap '' TERM; echo ready; while true; do sleep 0.1; done") as shell:
         assert _wait(lambda: "ready" in shell.said(), 5)
-        pids = below(os.getpid())
+        assert shell.pid
+        assert (pids := below(shell.pid))
     assert shell.exit_code == 128 + signal.SIGKILL
     assert not any(map(_exists, pids))
 
