@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -50,3 +51,14 @@ def test_an_upload_that_is_left_out_has_a_reason(federation: Federation, model: 
     assert len(lines) == 1  # once, not in every round
     assert re.fullmatch(said, lines[0])
     assert all(list(report.why) == ["b"] and report.why["b"] in file.getvalue() for report in result.rounds[:1])
+
+
+def test_an_engine_that_says_itself_what_it_left_out_is_not_repeated(federation: Federation, model: Model) -> None:
+    file = io.StringIO()
+    (planned,) = prepare(["fedavg"], {"rounds": 1, "epochs": 1, "attack": "nan@b", "device": "cpu"}, federation, model)
+    result = planned.compute()
+    with ProgressView(Console(file=file, width=160), 1) as view:
+        view.begin(replace(result, config=replace(result.config, engine="flower-sim")))
+        view.round(result.rounds[0])
+    assert "the upload of" not in file.getvalue()
+    assert "uploads left out: b 1" in file.getvalue()

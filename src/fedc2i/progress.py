@@ -25,6 +25,7 @@ class ProgressView:
         self._runs = runs
         self._started = 0
         self._label = ""
+        self._names_refused = True
         self._began = time.perf_counter()
         self._last: dict[int, Round] = {}  # by seed, the last that was scored
         self._refused: Counter[tuple[int, str]] = Counter()  # uploads, by seed and client
@@ -56,6 +57,7 @@ class ProgressView:
         self._close()
         self._started += 1
         self._began, self._last, self._refused = time.perf_counter(), {}, Counter()
+        self._names_refused = result.config.engine == "inprocess"  # others `say` it as it happens
         where = "" if ":" in result.config.data else f" on {result.config.data}"  # a path would take the whole line
         seeds = ", ".join(map(str, result.config.seeds))
         self._label = f"[{self._started}/{self._runs}] {result.label}{where}, seed{'s' * (',' in seeds)} {seeds}"
@@ -73,14 +75,9 @@ class ProgressView:
         self._live.update(self._task, completed=report.round, accuracy=self._accuracy())
         first = [name for name in report.refused if not self._refused[report.seed, name]]
         self._refused.update((report.seed, name) for name in report.refused)
-        for name in first:
-            self._console.print(
-                f"seed {report.seed}, round {report.round}: the upload of {name} is "
-                f"{report.why.get(name, 'not usable')}; left out",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
+        for name in first if self._names_refused else ():
+            why = report.why.get(name, "not usable")
+            self.say(f"seed {report.seed}, round {report.round}: the upload of {name} is {why}; left out")
 
     def say(self, line: str) -> None:
         """A line of an engine, e.g. of a site that is missing."""

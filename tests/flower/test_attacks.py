@@ -79,6 +79,7 @@ def test_too_large_an_upload_is_left_out_and_named(model: Model, federation: Fed
         "round 2: the upload of b",
     ]
     assert all(line.endswith(" times the usual size; left out") for line in lines)
+    assert [line.partition(" is ")[2] for line in lines] == [f"{report.why['b']}; left out" for report in reports]
     open_to_all = Stage(FedAvg(), model, federation, Settings(2, training=TRAINING, norm_bound=0.0))
     open_to_all.grid.nodes[101].spoil = huge
     assert [report.refused for report in open_to_all.run()] == [(), ()]

@@ -30,7 +30,7 @@ class Round:
         refused: names of clients whose upload was not finite or far too large, and was left out.
         bytes_up: what one client sent.
         bytes_down: what one client received.
-        why: by name what was wrong with an upload that was refused, where the engine does not say so itself.
+        why: by name what was wrong with an upload that was refused.
     """
 
     seed: int

@@ -38,7 +38,7 @@ class _Open:
 
     number: int
     participants: tuple[str, ...]
-    refused: tuple[str, ...]
+    refused: Mapping[str, str]  # names, and what was wrong
     trained: list[dict[str, float]]
     seconds: float
     bytes_up: int
@@ -132,9 +132,7 @@ class Coordinator:
         self._samples[:] = torch.tensor(list(saved.values["samples"].values()))  # servers read the same tensor
         self._mailbox.restore(part("mailbox/"), saved.values["sent"])
         opened = dict(saved.values["open"])
-        self._open = _Open(
-            **opened | {"participants": tuple(opened["participants"]), "refused": tuple(opened["refused"])}
-        )
+        self._open = _Open(**opened | {"participants": tuple(opened["participants"])})
         self._before = [(part(f"server{s}/"), int(number)) for s, number in enumerate(saved.values["combined"])]
         for s, server in enumerate(self._servers):
             (server.state, number), server.reports = self._before[s], part(f"reports{s}/")
@@ -196,7 +194,7 @@ class Coordinator:
         self._open = _Open(
             number,
             tuple(self._names[m] for m in sent),
-            tuple(self._names[m] for m in refused),
+            {self._names[m]: why for m, why in refused.items()},
             self._scores(answers, "trained") if due else [],
             seconds,
             sum(answer.bytes for answer in sent.values()) // max(1, len(sent)),
@@ -225,9 +223,10 @@ class Coordinator:
             opened.participants,
             scores,
             influence,
-            opened.refused,
+            tuple(opened.refused),
             opened.bytes_up,
             opened.bytes_down,
+            opened.refused,
         )
 
     def _ask(self, number: int, tasks: Mapping[int, Task]) -> dict[int, Answer]:
@@ -261,21 +260,20 @@ class Coordinator:
         newer = bool(answer.upload) and number > self._mailbox.sent[client]
         return newer and not self._take({client: answer}, number) and self._recipe.method.keeps_uploads
 
-    def _take(self, answers: Mapping[int, Answer], number: int) -> list[int]:
-        """Puts uploads into the mailbox; returns the clients whose upload was refused, having said why."""
+    def _take(self, answers: Mapping[int, Answer], number: int) -> dict[int, str]:
+        """Puts uploads into the mailbox; returns the clients whose upload was refused and why, having said it."""
         if not answers:
-            return []
+            return {}
         fits = [client for client, answer in answers.items() if _shapes(answer.upload) == self._expected]
-        odd = [client for client in answers if client not in fits]
+        wrong = {client: "of another architecture" for client in answers if client not in fits}
         broken = self._mailbox.receive(fits, stack([answers[m].upload for m in fits]), number) if fits else {}
         for client in fits:
             if client not in broken:
                 self._turn(f"{number} {client} {self._samples[client]}".encode(), answers[client].upload)
-        for client in odd:
-            self._say(f"round {number}: the upload of {self._names[client]} is of another architecture; left out")
-        for client, why in broken.items():
+        wrong |= broken
+        for client, why in wrong.items():
             self._say(f"round {number}: the upload of {self._names[client]} is {why}; left out")
-        return sorted([*odd, *broken])
+        return dict(sorted(wrong.items()))
 
     def _turn(self, what: bytes, upload: Params | None = None) -> None:
         """Adds to the course what happened."""
