@@ -19,7 +19,9 @@ from fedc2i.errors import UserError
 from fedc2i.progress import ProgressView
 from fedc2i.results import Result
 from fedc2i.store import Store
-from fedc2i.study import BENCHMARKS, CONTROLS, GRID, OURS, PARTS, PLAIN, UNTUNED, Paired, Study, choose, verdict
+from fedc2i.study import BENCHMARKS, CONTROLS, GRID, OURS, PARTS, PLAIN, UNTUNED, Study, choose
+from fedc2i.study_verdict import compare, verdict
+from fedc2i.verdicts import Paired
 from helpers import DIGIT5, Answer, blank_federation, call, files_below, made_up
 from test_recipes import runs_below, small_benchmarks
 
@@ -52,7 +54,7 @@ def test_pairs_by_hand(ours: Any, theirs: Any, mean: float, error: float | None,
 def test_pairs_are_of_the_last_average_within_a_seed() -> None:
     ours = made_up(DIGITS, {0: [[90, 80, 70, 0, 60]], 1: [[90, 80, 70, 0, 64]]}, method=methods.get(OURS)())
     other = made_up(DIGITS, {0: [[80, 80, 70, 99, 60]], 1: [[90, 80, 70, 99, 68]]}, method=methods.get("fedavg")())
-    pair = study.compare({"digit5": {OURS: ours, "fedavg": other}})["digit5", "fedavg", "received"]
+    pair = compare({"digit5": {OURS: ours, "fedavg": other}})["digit5", "fedavg", "received"]
     assert pair == Paired(0.75, pytest.approx(1.75), 1, 1, 0)  # type: ignore[arg-type]  # 2.5 and -1: SynthDigits is out
 
 

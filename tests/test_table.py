@@ -19,7 +19,7 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedcalm import FedCALM
 from fedc2i.methods.fedic import FedIC
 from fedc2i.methods.local import Local
-from fedc2i.report import tables
+from fedc2i.report import paper, tables
 from fedc2i.report.table import Row, Table
 from fedc2i.results import Result
 from helpers import DIGIT5, blank_federation, made_up
@@ -323,7 +323,7 @@ def test_ties_go_by_the_average_without_the_stand_in() -> None:
     assert any(note.startswith("~: Avg-4 ") for note in table.notes)
 
 
-@pytest.mark.parametrize("make", [tables.comparison, tables.costs], ids=["comparison", "costs"])
+@pytest.mark.parametrize("make", [tables.comparison, paper.costs], ids=["comparison", "costs"])
 def test_reconstructions_are_named_once_below_the_table(make: object) -> None:
     methods: list[tuple[Method, str]] = [
         (Local(), "local"),
@@ -347,7 +347,7 @@ def test_cost_is_what_the_rounds_measured() -> None:
         replace(report, seconds=number, bytes_up=1234, bytes_down=56789)
         for number, report in enumerate(second.rounds, 1)
     ]
-    table = tables.costs([first, second])
+    table = paper.costs([first, second])
     assert table.title == "Cost on toy, lenet5, 2 clients"
     assert table.header == ("Method", "Device", "up (kB)", "down (kB)", "seconds a round")
     assert [row.cells for row in table.rows] == [
@@ -371,7 +371,7 @@ def test_ablation_has_the_averages_of_both_data_sets() -> None:
         made_up(OFFICE10, around((60, 62, 64, 66)), method=Local(), lift=2),
         made_up(OFFICE10, around((70, 70, 70, 70)), key="fedc2i:variant=client", lift=2),
     ]
-    table = tables.averages("Ablation: λ and Λ", [digits, office])
+    table = paper.averages("Ablation: λ and Λ", [digits, office])
     assert table.title == "Ablation: λ and Λ; 2 seeds, mean ± sample sd"
     assert table.header == (
         *("Method", "Point", "digit5 Avg", "digit5 Avg-4", "digit5 published Avg", "difference"),
@@ -391,12 +391,12 @@ def test_ablation_has_the_averages_of_both_data_sets() -> None:
     ]
     assert [row.ends_section for row in table.rows] == [False, True, False, True]
     assert [set(row.best) for row in table.rows] == [{2, 3}, {2, 3}, {2, 6}, {2, 6}]
-    assert tables.PUBLISHED_NOTE in table.notes
+    assert paper.PUBLISHED_NOTE in table.notes
 
 
 def test_ablation_marks_ties() -> None:
     results = [by_seed(80, 82, 84, key="best"), by_seed(79, 83, 81, key="mixed"), by_seed(79, 81, 83, key="below")]
-    table = tables.averages("Ablation", [results])
+    table = paper.averages("Ablation", [results])
     assert tied(table, column=2) == {("mixed", point) for point in POINTS}
 
 
@@ -431,7 +431,7 @@ def both(*values: float | None) -> dict[str, Sequence[float | None]]:
 
 
 def test_gamma_is_chosen_by_validation_where_test_would_choose_another() -> None:
-    table = tables.gamma_study(
+    table = paper.gamma_study(
         [
             [
                 of_gamma(0.5, (99, 99), both(70, 70)),
@@ -459,7 +459,7 @@ def test_gamma_is_chosen_at_each_point_and_on_each_data_set() -> None:
         of_gamma(2.0, [50] * 5, {"received": [70] * 5, "trained": [80] * 5}, WITH_STAND_IN),
     ]
     office = [of_gamma(1.0, [50] * 4, both(*[60] * 4), OFFICE10), of_gamma(2.0, [50] * 4, both(*[61] * 4), OFFICE10)]
-    table = tables.gamma_study([digits, office])
+    table = paper.gamma_study([digits, office])
     assert table.header[2:] == (
         *("digit5 validation", "digit5 Avg", "digit5 Avg-4", "digit5 published Avg", "difference"),
         *("office10 validation", "office10 Avg", "office10 published Avg", "difference"),
@@ -471,7 +471,7 @@ def test_gamma_is_chosen_at_each_point_and_on_each_data_set() -> None:
 
 
 def test_clients_without_validation_are_left_out_of_its_mean() -> None:
-    table = tables.gamma_study([[of_gamma(1.0, (50, 50), both(90, None)), of_gamma(2.0, (50, 50), both(80, None))]])
+    table = paper.gamma_study([[of_gamma(1.0, (50, 50), both(90, None)), of_gamma(2.0, (50, 50), both(80, None))]])
     assert [row.cells[2] for row in table.rows] == ["90.00", "90.00", "80.00", "80.00"]
     assert chosen(table) == {"received": ["1"], "trained": ["1"]}
 
@@ -483,7 +483,7 @@ def test_validation_is_averaged_within_a_seed_first() -> None:
         for metrics in report.metrics.values():
             for own, value in zip(metrics, values, strict=True):
                 own["validation_accuracy"] = value  # type: ignore[index]
-    (row, _) = tables.gamma_study([[result]]).rows
+    (row, _) = paper.gamma_study([[result]]).rows
     assert row.cells[2] == "70.50 ± 0.71"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedc2i.data.federation import Federation
 from fedc2i.plans import Observer, Plan, prepare
-from fedc2i.report import figures, tables
+from fedc2i.report import figures, paper, tables
 from fedc2i.results import Result
 from fedc2i.store import Store
 
@@ -90,18 +90,18 @@ def _main_table(data: str, name: str) -> Callable[[Reproduction, Path], list[str
     def make(all_of: Reproduction, folder: Path) -> list[str]:
         found = all_of.results(data, METHODS)
         main = tables.comparison(found, against_paper=True)
-        return [*main.write(folder, name), *tables.costs(found).write(folder, f"{name}-cost")]
+        return [*main.write(folder, name), *paper.costs(found).write(folder, f"{name}-cost")]
 
     return make
 
 
 def _ablation(all_of: Reproduction, folder: Path) -> list[str]:
     found = [all_of.results(data, VARIANTS) for data in BENCHMARKS]
-    return tables.averages("Ablation: influence vector λ and influence matrix Λ", found).write(folder, "ablation")
+    return paper.averages("Ablation: influence vector λ and influence matrix Λ", found).write(folder, "ablation")
 
 
 def _gamma(all_of: Reproduction, folder: Path) -> list[str]:
-    return tables.gamma_study([all_of.results(data, GAMMAS) for data in BENCHMARKS]).write(folder, "gamma")
+    return paper.gamma_study([all_of.results(data, GAMMAS) for data in BENCHMARKS]).write(folder, "gamma")
 
 
 def _influence(all_of: Reproduction, folder: Path) -> list[str]:

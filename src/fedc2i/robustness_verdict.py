@@ -14,7 +14,7 @@ import numpy as np
 from fedc2i.engine import attacks as engine
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.results import Array, Result, Score
-from fedc2i.study import DIGITS, Verdict
+from fedc2i.verdicts import DIGITS, Verdict
 
 NONE = "none"
 FLOOR = "local"

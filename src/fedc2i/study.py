@@ -3,16 +3,15 @@
 Three rules keep it fair. A control has the same extras as FedC²I⁺ and a grid of its own. A setting is chosen by
 *validation* accuracy with *other seeds* than those reported: the mean over the clients that have validation data, over
 both points and over the tuning seeds; a tie goes to the preset, then to the first of the grid. And what counts as a
-success (`verdict`) is written down here, whatever the numbers. Runs are computed once (`store.Store`), and only their
-last round is scored.
+success is written down beforehand (`study_verdict`), whatever the numbers. Runs are computed once (`store.Store`), and
+only their last round is scored.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from fedc2i.methods.base import Method
 from fedc2i.plans import Observer, Plan, prepare
 from fedc2i.results import Array, Result
 from fedc2i.store import Store
+from fedc2i.verdicts import DIGITS
 
 BENCHMARKS = ("digit5", "office10")
 OURS = "fedc2i-plus"
@@ -37,47 +37,9 @@ GRID: Mapping[str, Mapping[str, Sequence[Any]]] = {
     OURS: {"anchor": ANCHORS, "gamma": (2.0, 5.0, 10.0)},
 }
 PARTS: Mapping[str, Any] = {"influence_samples": 32, "anchor": 0.0, "average": False, "gamma": 0.0}
-SHARE = 0.8  # of the seeds that are to be won: 8 of 10
-DIGITS = 6  # of an accuracy in percent; closer ones are equal
 PRESET = " preset"  # behind the name of a row that shows a tuned method as it comes
 
 Found = Mapping[str, Mapping[str, Result]]  # by benchmark, then by row
-
-
-@dataclass(frozen=True)
-class Paired:
-    """FedC²I⁺ minus another method over the same seeds: mean, its standard error (none for one seed), and counts."""
-
-    mean: float
-    error: float | None
-    wins: int
-    losses: int
-    ties: int
-
-    @classmethod
-    def of(cls, ours: Array, theirs: Array) -> Paired:
-        """From one accuracy a seed of each."""
-        differences = np.round(ours - theirs, DIGITS)
-        count = len(differences)
-        error = float(np.std(differences, ddof=1) / math.sqrt(count)) if count > 1 else None
-        signs = [int((differences > 0).sum()), int((differences < 0).sum()), int((differences == 0).sum())]
-        return cls(round(float(differences.mean()), DIGITS), error, *signs)
-
-    def __str__(self) -> str:
-        return f"{self.mean:+z.2f}" + ("" if self.error is None else f", s.e. {self.error:.2f}")
-
-    def cells(self) -> list[str]:
-        """Of a table: difference, standard error, wins / losses / ties."""
-        error = "" if self.error is None else f"{self.error:.2f}"
-        return [f"{self.mean:+z.2f}", error, f"{self.wins} / {self.losses} / {self.ties}"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether each target was met, and sentences that say so."""
-
-    targets: Mapping[str, bool]
-    sentences: tuple[str, ...]
 
 
 def validation(result: Result, points: Sequence[Point] = POINTS) -> Array:
@@ -94,95 +56,12 @@ def choose(results: Sequence[Result]) -> Result:
     return min(best, key=lambda result: result.method != type(result.method)())
 
 
-def last_average(result: Result, point: Point) -> Array:
-    """``(seeds,)`` test accuracy by the data set's last average: Avg-4 of Digit-5, Avg of Office-10."""
-    return list(result.averages(point).values())[-1]
-
-
-def compare(found: Found) -> dict[tuple[str, str, Point], Paired]:
-    """FedC²I⁺ minus every other row, by benchmark, row and point."""
-    return {
-        (data, name, point): Paired.of(last_average(rows[OURS], point), last_average(result, point))
-        for data, rows in found.items()
-        for name, result in rows.items()
-        for point in POINTS
-        if name != OURS
-    }
-
-
-def verdict(found: Found) -> Verdict:
-    """What the numbers say about the targets, met or missed.
-
-    Best mean: above every other method's row, preset rows of the controls included, at both points on all benchmarks.
-    Wins: at least 80 % of the seeds, rounded up, on each benchmark against each of those named.
-    """
-    pairs, first = compare(found), next(iter(found.values()))
-    titles = {name: result.method.title + PRESET * name.endswith(PRESET) for name, result in first.items()}
-    count = len(first[OURS].config.seeds)
-    enough = math.ceil(round(SHARE * count, DIGITS))
-    places = " and ".join(found)
-    said = trial(found)
-    best = True
-    for data, point in itertools.product(found, POINTS):
-        own = {name: pairs[data, name, point] for name in found[data] if name not in (OURS, OURS + PRESET)}
-        rival = min(own, key=lambda name: own[name].mean)
-        best &= all(pair.mean > 0 for pair in own.values())
-        stands = "has the best mean; the next is" if own[rival].mean > 0 else "does not have the best mean; above it is"
-        stands = stands if own[rival].mean else "shares the best mean, which is not enough, with"
-        said.append(f"On {data} at {point} {titles[OURS]} {stands} {titles[rival]} (difference {own[rival]}).")
-    said.append(f"Target 1, the best mean at both points on {places}: {_met(best)}.")
-    targets = {"best mean": best}
-    contests: list[tuple[Point, Sequence[str]]] = [("received", (*PLAIN, *CONTROLS)), ("trained", PLAIN)]
-    for number, (point, others) in enumerate(contests, 2):
-        few = []
-        for data in found:
-            wins = {name: pairs[data, name, point].wins for name in others}
-            few += [f"{titles[name]} on {data}" for name in others if wins[name] < enough]
-            listed = ", ".join(f"{wins[name]} against {titles[name]}" for name in others)
-            said.append(f"On {data} at {point} it wins, of {_seeds(count)}, {listed}.")
-        short = f" (too few against {', '.join(few)})" if few else ""
-        whom = "each of these six" if len(others) > len(PLAIN) else "each plain baseline"
-        target = f"at least {enough} of {_seeds(count)} at {point} against {whom} on {places}"
-        said.append(f"Target {number}, {target}: {_met(not few)}{short}.")
-        targets[f"wins at {point}"] = not few
-    for data in found:
-        stand = ", ".join(_standing(pairs[data, name, "trained"], titles[name]) for name in CONTROLS)
-        said.append(f"Against the controls, which have the same extras, on {data} at trained it is {stand}.")
-    met = sum(targets.values())
-    said.append(f"Overall the target is {_met(met == len(targets))}: {met} of its {len(targets)} parts are met.")
-    return Verdict(targets, tuple(said))
-
-
-def trial(found: Found) -> list[str]:
-    """A warning for every benchmark with other rounds than the protocol's."""
-    return [note for data, rows in found.items() for note in trial_of(data, rows[OURS])]
-
-
 def trial_of(data: str, run: Result | Plan) -> list[str]:
     """A warning if it has other rounds than the protocol's."""
     own, protocol = run.config.rounds, run.federation.preset.get("rounds")
     if protocol in (None, own):
         return []
     return [f"A trial of {data}, rounds: {own} for the protocol's {protocol}. It proves nothing."]
-
-
-def _met(yes: bool) -> str:
-    return "met" if yes else "missed"
-
-
-def _seeds(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
-
-
-def _standing(pair: Paired, title: str) -> str:
-    counts = f"{pair.wins} wins, {pair.losses} losses, {pair.ties} ties"
-    if pair.mean == 0:
-        return f"level with {title} ({counts})"
-    side = "above" if pair.mean > 0 else "below"
-    if pair.error is None:
-        return f"{side} {title} in a single seed ({pair})"
-    unsure = " but within two standard errors" if abs(pair.mean) <= 2 * pair.error else ""
-    return f"{side} {title}{unsure} ({pair}; {counts})"
 
 
 class Study:

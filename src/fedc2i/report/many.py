@@ -9,7 +9,7 @@ from fedc2i.engine.rounds import POINTS
 from fedc2i.many_verdict import TIMES, TOLERANCE, Found, Measured, apart, keeps, within
 from fedc2i.report.table import Row, Table
 from fedc2i.results import Array, Score
-from fedc2i.study import Verdict
+from fedc2i.verdicts import Verdict
 
 SETTING_NOTE = (
     "M: the clients of all five domains; even: each domain dealt out at random in equal parts, skewed: label skew, "

@@ -10,7 +10,7 @@ from fedc2i.report.tables import BEST_NOTE
 from fedc2i.results import Array, Score
 from fedc2i.robustness_verdict import FLOOR, NONE, WEIGHTS, Attacked, Found, Measured
 from fedc2i.runs import slug
-from fedc2i.study import Verdict
+from fedc2i.verdicts import Verdict
 
 POINTS_NOTE = (
     "received: the model a client starts a round from; trained: after its local run; *: the point that the method's "

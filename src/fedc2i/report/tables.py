@@ -1,4 +1,4 @@
-"""Results as tables: comparisons beside the published figures, ablation, γ study, cost, influence."""
+"""Results as tables: comparisons beside the published figures, and who helps whom."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ TIES_NOTE = (
     "~: {average} not told apart from the best at that point by a paired bootstrap over seeds (95 % interval). With "
     "three seeds an interval leaves zero out as soon as all seeds agree, as they do for one in four equal pairs."
 )
-PUBLISHED_NOTE = "The published Avg is over all clients of the published data, at a point the paper does not name."
 DIFFERENCE_NOTE = (
     "difference: ours minus published in pooled standard deviations; in points (pt) where one of the two has none. "
     "Nothing was tuned towards the published rows."
@@ -50,30 +49,30 @@ def comparison(results: Sequence[Result], against_paper: bool = False) -> Table:
         for column in columns
         if len(results) > 1
     }
-    ties = _ties(results)
+    tied = ties(results)
     table = Table(_title(first), ("Method", "Point", *columns), averages=len(columns) - len(first.federation.names))
     for result in results:
-        printed = _published(result)
+        printed = published_row(result)
         for point in POINTS:
             own = scores[result.key, point]
             marks = frozenset(k + 2 for k, c in enumerate(columns) if round(own[c].mean, 2) == best.get((point, c)))
             cells = [str(own[column]) for column in columns]
-            cells[-1] += " ~" if (result.key, point) in ties else ""
-            table.rows.append(Row((result.label, _point(result, point), *cells), best=marks))
+            cells[-1] += " ~" if (result.key, point) in tied else ""
+            table.rows.append(Row((result.label, point_label(result, point), *cells), best=marks))
         if printed:
             cells = [str(printed[c]) if c in printed else "" for c in columns]
             table.rows.append(Row((result.label, "published", *cells), "published"))
             for point in POINTS if against_paper else ():
-                away = [_difference(scores[result.key, point][c], printed.get(c), c, result) for c in columns]
+                away = [difference(scores[result.key, point][c], printed.get(c), c, result) for c in columns]
                 table.rows.append(Row((result.label, f"difference, {point}", *away), "published"))
         table.rows[-1] = replace(table.rows[-1], ends_section=True)
     table.notes = [
         POINTS_NOTE,
         *([BEST_NOTE] if best else []),
         *attack_notes(results),
-        *([TIES_NOTE.format(average=columns[-1])] if ties else []),
+        *([TIES_NOTE.format(average=columns[-1])] if tied else []),
         *([DIFFERENCE_NOTE] if against_paper else []),
-        *_other_protocol(first),
+        *other_protocol(first),
         *(misprints(first.federation.name) if against_paper else []),
         *reconstructions(results),
         *privacy_costs(results),
@@ -96,7 +95,7 @@ def privacy_costs(results: Sequence[Result]) -> list[str]:
     return [f"Privacy of {', '.join(labels)}: {text}." for text, labels in found.items()]
 
 
-def _ties(results: Sequence[Result]) -> set[tuple[str, Point]]:
+def ties(results: Sequence[Result]) -> set[tuple[str, Point]]:
     """Rows whose last average is not the best of its point, yet not distinguishable from it."""
     found: set[tuple[str, Point]] = set()
     if len(results[0].config.seeds) < 2:
@@ -108,7 +107,7 @@ def _ties(results: Sequence[Result]) -> set[tuple[str, Point]]:
     return found
 
 
-def _difference(ours: Score, theirs: Score | None, column: str, result: Result) -> str:
+def difference(ours: Score, theirs: Score | None, column: str, result: Result) -> str:
     """How far a cell is from the published one; empty where they are not of the same data."""
     stand_ins = {name for members in result.federation.averages.values() for name in result.federation.names}
     for members in result.federation.averages.values():
@@ -122,14 +121,15 @@ def _difference(ours: Score, theirs: Score | None, column: str, result: Result) 
 def _title(result: Result) -> str:
     config = result.config
     rounds = "1 round" if config.rounds == 1 else f"{config.rounds} rounds"
-    return f"Test accuracy (%) on {config.data}, {config.model}, {rounds}, {_seeds(result)}"
+    return f"Test accuracy (%) on {config.data}, {config.model}, {rounds}, {seeds_label(result)}"
 
 
-def _point(result: Result, point: Point) -> str:
+def point_label(result: Result, point: Point) -> str:
+    """With a star at the point that the method's authors report."""
     return f"{point} *" if point == result.method.headline else point
 
 
-def _published(result: Result) -> dict[str, Score]:
+def published_row(result: Result) -> dict[str, Score]:
     """The paper's row, with the data set's further averages computed from its columns."""
     row = published(result.federation.name, result.key)  # a partition of it has another name, and no such row
     for title, members in result.federation.averages.items():
@@ -174,130 +174,20 @@ def _shaded(value: float, clients: int) -> Text:
     return Text(f"{value:.3f}", style=style)
 
 
-def averages(title: str, found: Sequence[Sequence[Result]]) -> Table:
-    """The averages of every method on several data sets, at both points, beside the published ones.
-
-    Args:
-        title: of the table.
-        found: for each data set the same methods in the same order.
-    """
-    header = [name for results in found for name in (*_average_columns(results[0]), *_paper_columns(results[0]))]
-    table = Table(f"{title}; {_seeds(found[0][0])}", ("Method", "Point", *header))
-    ties = [_ties(results) for results in found]
-    for rows in zip(*found, strict=True):
-        for point in POINTS:
-            cells: list[str] = []
-            marks: set[int] = set()
-            for result, results, tied in zip(rows, found, ties, strict=True):
-                own = _average_cells(result, point)
-                marks |= {2 + len(cells) + k for k in range(len(own)) if _is_best(result, results, point, k)}
-                own[-1] += " ~" if (result.key, point) in tied else ""
-                cells += [*own, *_paper_cells(result, point)]
-            row = Row((rows[0].label, _point(rows[0], point), *cells), best=frozenset(marks))
-            table.rows.append(replace(row, ends_section=point == "trained"))
-    table.notes = [
-        POINTS_NOTE,
-        BEST_NOTE,
-        TIES_NOTE.format(average="the last average of a data set"),
-    ]
-    table.notes += [PUBLISHED_NOTE, DIFFERENCE_NOTE, *_notes(found)]
-    return table
-
-
-def gamma_study(found: Sequence[Sequence[Result]]) -> Table:
-    """Validation and test averages for every γ on several data sets; the choice falls on validation alone."""
-    header: list[str] = []
-    for results in found:
-        header += [f"{results[0].config.data} validation", *_average_columns(results[0]), *_paper_columns(results[0])]
-    table = Table(f"Effect of γ; {_seeds(found[0][0])}", ("γ", "Point", *header))
-    for rows in zip(*found, strict=True):
-        for point in POINTS:
-            cells: list[str] = []
-            marks: set[int] = set()
-            for result, results in zip(rows, found, strict=True):
-                own = [str(_validation(result, point)), *_average_cells(result, point)]
-                if result is max(results, key=lambda other: _validation(other, point).mean):
-                    marks |= set(range(2 + len(cells), 2 + len(cells) + len(own)))
-                cells += [*own, *_paper_cells(result, point)]
-            gamma = f"{rows[0].config.options['gamma']:g}"
-            row = Row((gamma, _point(rows[0], point), *cells), best=frozenset(marks), ends_section=point == "trained")
-            table.rows.append(row)
-    table.notes = [
-        POINTS_NOTE,
-        "bold: the γ that validation accuracy chooses at that point, and its test accuracy; validation is averaged "
-        "over the clients that have validation data.",
-        PUBLISHED_NOTE,
-        DIFFERENCE_NOTE,
-        *_notes(found),
-    ]
-    return table
-
-
-def _average_columns(result: Result) -> list[str]:
-    return [f"{result.config.data} {title}" for title in result.averages("trained")]
-
-
-def _average_cells(result: Result, point: Point) -> list[str]:
-    return [str(Score.of(values)) for values in result.averages(point).values()]
-
-
-def _is_best(result: Result, results: Sequence[Result], point: Point, average: int) -> bool:
-    """Whether no other result has a higher average, as printed."""
-    means = {other.key: round(float(list(other.averages(point).values())[average].mean()), 2) for other in results}
-    return means[result.key] == max(means.values())
-
-
-def _paper_columns(result: Result) -> list[str]:
-    return [f"{result.config.data} published Avg", "difference"]
-
-
-def _paper_cells(result: Result, point: Point) -> list[str]:
-    """The published average, said once, beside the trained point, and how far ours is from it."""
-    printed = _published(result).get("Avg")
-    shown = str(printed) if printed is not None and point == "trained" else ""
-    return [shown, _difference(result.scores(point)["Avg"], printed, "Avg", result)]
-
-
-def _notes(found: Sequence[Sequence[Result]]) -> list[str]:
-    return [note for results in found for note in (*_other_protocol(results[0]), *results[0].federation.notes)]
-
-
-def _other_protocol(result: Result) -> list[str]:
+def other_protocol(result: Result) -> list[str]:
     """A warning where published rows stand beside results of other settings."""
     preset, config = result.federation.preset, result.config
     other = [name for name in ("model", "rounds") if preset.get(name, getattr(config, name)) != getattr(config, name)]
-    if not other or not _published(result):
+    if not other or not published_row(result):
         return []
     said = ", ".join(f"{name} {getattr(config, name)} for {preset[name]}" for name in other)
     return [f"Not the protocol on {config.data} ({said}): the published rows are no comparison."]
 
 
-def _validation(result: Result, point: Point) -> Score:
-    return Score.of(np.nanmean(result.accuracy(point, "validation_accuracy"), axis=1))
-
-
-def _seeds(result: Result) -> str:
+def seeds_label(result: Result) -> str:
+    """How many seeds a table is over."""
     seeds = result.config.seeds
     return f"{len(seeds)} seeds, mean ± sample sd" if len(seeds) > 1 else f"seed {seeds[0]}"
-
-
-def costs(results: Sequence[Result]) -> Table:
-    """Measured cost of every method: traffic of one client in one round, and seconds of a whole round."""
-    device = results[0].config.torch_device()
-    table = Table(
-        f"Cost on {results[0].config.data}, {results[0].config.model}, {len(results[0].federation.names)} clients",
-        ("Method", "Device", "up (kB)", "down (kB)", "seconds a round"),
-    )
-    for result in results:
-        sizes = (f"{result.bytes_up / 1000:.1f}", f"{result.bytes_down / 1000:.1f}")
-        table.rows.append(Row((result.label, device.type, *sizes, f"{result.seconds / len(result.rounds):.3f}")))
-    table.notes = [
-        "up and down: bytes of the tensors that one client sends and receives in a round, on average; seconds: local "
-        "training of all clients, exchange, and evaluation in rounds that are scored. Seeds are computed side by "
-        "side; this is the share of one.",
-        *reconstructions(results),
-    ]
-    return table
 
 
 def write_comparison(results: Sequence[Result], folder: Path) -> None:

@@ -14,7 +14,7 @@ from fedc2i.report import tables
 from fedc2i.report.table import Row, Table
 from fedc2i.results import Array, Result
 from fedc2i.significance import bootstrap_interval
-from fedc2i.study import Paired
+from fedc2i.verdicts import Paired
 
 MOST_NAMED = 6  # seeds listed in a line
 MOST_COLUMNS = 12  # clients with a column of their own
