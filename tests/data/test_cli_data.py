@@ -13,7 +13,7 @@ from test_formats import digits, write_h5, write_npz
 from typer.testing import CliRunner
 
 from fedc2i.cli_data import app
-from fedc2i.data import cache
+from fedc2i.data import cache, digit5
 from fedc2i.errors import UserError
 
 
@@ -162,3 +162,22 @@ def test_check_finds(tmp_path: Path, kind: str, message: str) -> None:
     report = run_json("check", "usps")
     assert message in report["problems"][0]
     assert "PROBLEM" in run("check", "usps").stdout
+
+
+def test_other_published_files_are_converted_anew(tmp_path: Path) -> None:
+    """Those of another data folder are not hidden by what the cache holds of the first."""
+
+    def state() -> tuple[str, str]:
+        before = next(entry["state"] for entry in run_json("ls")["domains"] if entry["domain"] == "usps")
+        digit5.load("usps", data_dir=None, image_size=None)
+        return before, cache.sha256(cache.file_of("digit5", "usps"))
+
+    path = usps(tmp_path)
+    first, again = state(), state()
+    assert (first[0], again) == ("raw", ("cached", first[1]))
+    usps(tmp_path, 1500)
+    other = state()
+    assert (other[0], state()) == ("raw", ("cached", other[1]))
+    assert other[1] != first[1]
+    path.unlink()
+    assert state() == ("cached", other[1])

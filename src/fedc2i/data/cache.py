@@ -114,6 +114,18 @@ def verify(path: Path) -> Manifest | None:
     return found
 
 
+def is_made_from(path: Path, sources: Sequence[Path]) -> bool:
+    """Whether the manifest beside ``path`` tells of files of these names and sizes, or cannot tell.
+
+    Their contents are not read again: that would take as long as converting them.
+    """
+    try:
+        found = manifest(path)
+    except UserError:  # whoever reads the file says so
+        return True
+    return found is None or [(one.name, one.bytes) for one in found.sources] == [_measure(file) for file in sources]
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of one file, read piece by piece."""
     with path.open("rb") as stream:
@@ -123,12 +135,23 @@ def sha256(path: Path) -> str:
 def fingerprint(path: Path) -> Source:
     """Name, size and SHA-256 of a file; for a folder those of all files in it, by relative name."""
     if path.is_file():
-        return Source(path.name, path.stat().st_size, sha256(path))
-    digest, total, count = hashlib.sha256(), 0, 0
-    for file in sorted(file for file in path.rglob("*") if file.is_file()):
+        return Source(*_measure(path), sha256(path))
+    digest = hashlib.sha256()
+    for file in _files(path):
         digest.update(f"{file.relative_to(path).as_posix()}\0{sha256(file)}\n".encode())
-        total, count = total + file.stat().st_size, count + 1
-    return Source(f"{path.name}/ ({count} files)", total, digest.hexdigest())
+    return Source(*_measure(path), digest.hexdigest())
+
+
+def _measure(path: Path) -> tuple[str, int]:
+    """Name and size of a file, or of a folder with the number of files in it."""
+    if path.is_file():
+        return path.name, path.stat().st_size
+    sizes = [file.stat().st_size for file in _files(path)]
+    return f"{path.name}/ ({len(sizes)} files)", sum(sizes)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def _manifest_of(path: Path) -> Path:

@@ -1,7 +1,8 @@
 """The nine benchmark domains: what each is, who publishes it, and where its files lie on this machine.
 
 A domain is taken from the first of: an npz in the data folder, the cache of converted data, and published
-files anywhere in the data folder, which are converted into the cache once.
+files anywhere in the data folder, which are converted into the cache once. Published files of other names or sizes
+than those the cached ones were made from are converted anew.
 """
 
 from __future__ import annotations
@@ -198,11 +199,12 @@ def locate(domains: Sequence[Domain], data_dir: Path | None, *, raw_only: bool =
         cached = cache.file_of(domain.source, domain.key)
         if not raw_only and (files := [file for file in ready if file.is_file()]):
             found.append(DomainStatus(domain, "ready", (files[0],)))
-        elif not raw_only and cached.is_file():
+            continue
+        inside = list(_folders(folder)) if inside is None else inside
+        raw = _match(domain, inside)
+        if not raw_only and cached.is_file() and (not raw or cache.is_made_from(cached, raw)):
             found.append(DomainStatus(domain, "cached", (cached,)))
         else:
-            inside = list(_folders(folder)) if inside is None else inside
-            raw = _match(domain, inside)
             found.append(DomainStatus(domain, "raw" if raw else "missing", raw))
     return found
 
