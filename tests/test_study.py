@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,9 @@ def with_losses(rows: dict[str, dict[str, Result]], data: str, name: str, seeds:
 def test_other_rounds_than_the_protocols_are_called_a_trial() -> None:
     federation = blank_federation(["A", "C"], name="office10", preset={"rounds": 40})
     rows = {name: made_up(federation, {0: [[50, 50]]}, method=methods.get(name)()) for name in (*UNTUNED, *GRID)}
-    assert verdict({"office10": rows}).sentences[0] == (
-        "A trial of office10, rounds: 1 for the protocol's 40. It proves nothing."
+    assert verdict({"office10": rows}).sentences[:2] == (
+        "Without digit5; the targets are for digit5 and office10.",
+        "A trial of office10, rounds: 1 for the protocol's 40. It proves nothing.",
     )
     assert not any("trial" in sentence for sentence in verdict(found()).sentences)
 
@@ -471,6 +473,24 @@ def test_without_tuning_the_presets_are_reported(data: Path, tmp_path: Path) -> 
     assert "No setting was chosen (--no-tuning)" in text
     paired = read_csv(out / TRIAL / "plus-paired.csv")
     assert {row["digit5 standard error"] for row in paired} == {""}
+
+
+def test_one_benchmark_alone(data: Path, tmp_path: Path) -> None:
+    """For those who have the data of one only; what is missing is said, and nothing of the other is asked for."""
+    out = tmp_path / "results"
+    shutil.copytree(data / "office10", tmp_path / "data" / "office10")
+    answer = plus(tmp_path / "data", out, "--no-tuning", "--json", "--benchmarks", "office10", seeds="0", tuning="0")
+    assert answer.code == 0, answer.err
+    assert "; 13 runs to go" in answer.err
+    said = json.loads(answer.out)["verdict"]
+    assert said[0] == "Without digit5; the targets are for digit5 and office10."
+    assert not any("on digit5" in sentence for sentence in said)
+    paired = (out / TRIAL / "plus-paired.md").read_text(encoding="utf-8")
+    assert said[0] in paired
+    assert "digit5 Avg" not in paired
+    refused = plus(data, out, "--benchmarks", "mnist")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--benchmarks must be one or more, all different, of digit5, office10, got 'mnist'" in refused.err
 
 
 class Interrupting(cli_study._View):

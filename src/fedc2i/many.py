@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-from fedc2i.errors import UserError
 from fedc2i.gamma import Gamma, perplexity, ramp, scaled
 from fedc2i.many_verdict import INFLUENCE, PARTICIPATION, SPLITS, Compared, Measured, Setting
 from fedc2i.methods.base import Method
@@ -22,7 +21,7 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_many import FedC2IMany
 from fedc2i.plans import Observer, Plan, prepare
 from fedc2i.store import Store
-from fedc2i.study import trial_of, unfinished
+from fedc2i.study import listed, several, trial_of, unfinished
 
 DATA = "digit5"
 GAMMAS: Mapping[str, Callable[[int], float | Gamma]] = {  # by the clients of a domain
@@ -32,7 +31,6 @@ GAMMAS: Mapping[str, Callable[[int], float | Gamma]] = {  # by the clients of a 
     "perplexity": perplexity,  # weights spread evenly over a domain have as many effective models as it has clients
 }
 MANY = "many"  # the preset for many clients, whose γ is adaptive, too
-_Part = TypeVar("_Part")
 
 
 class Many:
@@ -59,11 +57,11 @@ class Many:
         Raises:
             UserError: for anything that is unknown or does not fit.
         """
-        wanted = _listed("--gammas", gammas, (*GAMMAS, MANY)), _listed("--influence", influence, INFLUENCE)
+        wanted = listed("--gammas", gammas, (*GAMMAS, MANY)), listed("--influence", influence, INFLUENCE)
         self._keys = list(itertools.product(*wanted))
         self._store = store
         self._plans: dict[Setting, list[Plan]] = {}
-        counts, ways = _whole_numbers("--clients", clients), _listed("--splits", splits, SPLITS)
+        counts, ways = _whole_numbers("--clients", clients), listed("--splits", splits, SPLITS)
         shares = _shares("--participation", participation)
         for count, split in itertools.product(counts, ways):
             methods: list[Method] = [FedAvg()]
@@ -92,13 +90,9 @@ def _method(gamma: str, form: Any, clients: int) -> FedC2I:
     return FedC2IMany(influence=form) if gamma == MANY else FedC2I(gamma=GAMMAS[gamma](clients), influence=form)
 
 
-def _listed(option: str, text: str, allowed: Sequence[str] | Mapping[str, Any]) -> list[str]:
-    return _several(option, text, f"of {', '.join(allowed)}", lambda part: part if part in allowed else None)
-
-
 def _whole_numbers(option: str, text: str) -> list[int]:
     form = re.compile(r"0*[1-9][0-9]{0,5}", re.ASCII)
-    return _several(option, text, "whole numbers from 1", lambda part: int(part) if form.fullmatch(part) else None)
+    return several(option, text, "whole numbers from 1", lambda part: int(part) if form.fullmatch(part) else None)
 
 
 def _shares(option: str, text: str) -> list[str]:
@@ -106,13 +100,4 @@ def _shares(option: str, text: str) -> list[str]:
         number = float(part[:-1]) if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?%", part) else 0.0
         return f"{number:g}%" if 0 < number <= 100 else None
 
-    return _several(option, text, "shares of the clients such as 20%, up to 100%", share)
-
-
-def _several(option: str, text: str, what: str, read: Callable[[str], _Part | None]) -> list[_Part]:
-    """The parts of a list with commas, all different; ``read`` gives None for what is not allowed."""
-    parts = [read(part.strip()) for part in text.split(",")]
-    found = [part for part in parts if part is not None]
-    if len(found) < len(parts) or len({*found}) < len(found):
-        raise UserError(f"{option} must be one or more, all different, {what}, got '{text}'")
-    return found
+    return several(option, text, "shares of the clients such as 20%, up to 100%", share)

@@ -10,9 +10,9 @@ only their last round is scored.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,8 @@ GRID: Mapping[str, Mapping[str, Sequence[Any]]] = {
 }
 PARTS: Mapping[str, Any] = {"influence_samples": 32, "anchor": 0.0, "average": False, "gamma": 0.0}
 PRESET = " preset"  # behind the name of a row that shows a tuned method as it comes
+
+_Part = TypeVar("_Part")
 
 Found = Mapping[str, Mapping[str, Result]]  # by benchmark, then by row
 
@@ -74,11 +76,22 @@ class Study:
         tuned: by benchmark and tuned method the results of its grid; empty until then.
     """
 
-    def __init__(self, settings: Mapping[str, Any], tuning_seeds: str | None, store: Store) -> None:
-        """Plans all that may be needed, with ``settings``, among them ``seeds``, over the presets."""
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        tuning_seeds: str | None,
+        store: Store,
+        benchmarks: str = ",".join(BENCHMARKS),
+    ) -> None:
+        """Plans all that may be needed, with ``settings``, among them ``seeds``, over the presets.
+
+        Raises:
+            UserError: for anything that is unknown or does not fit.
+        """
+        self._benchmarks = listed("--benchmarks", benchmarks, BENCHMARKS)
         self.seeds = parse_seeds(settings["seeds"])
         self.tuning_seeds = () if tuning_seeds is None else _tuning_seeds(tuning_seeds, self.seeds)
-        self.chosen = {(data, name): methods.get(name)() for data in BENCHMARKS for name in GRID}
+        self.chosen = {(data, name): methods.get(name)() for data in self._benchmarks for name in GRID}
         self.tuned: dict[tuple[str, str], list[Result]] = {}
         self._store = store
         self._plans: dict[tuple[str, Method], Plan] = {}
@@ -86,7 +99,7 @@ class Study:
         settings_of_grid = [method for name in GRID for method in grid(name)]
         parts = [part for method in (methods.get(OURS)(), *grid(OURS)) for part in without(method).values()]
         wanted = list(dict.fromkeys([*presets, *settings_of_grid, *parts]))
-        for data in BENCHMARKS:
+        for data in self._benchmarks:
             plans = prepare(wanted, {"evaluate_every": 0, **settings}, data)
             self._plans |= {(data, method): plan for method, plan in zip(wanted, plans, strict=True)}
             if self.tuning_seeds and not any(len(client.validation.y) for client in plans[0].federation.clients):
@@ -123,15 +136,15 @@ class Study:
     def _wanted(self) -> tuple[dict[str, dict[str, Method]], dict[str, dict[str, Method]]]:
         """The rows of both by benchmark; a preset has its own where the choice differs from it on any benchmark."""
         main: dict[str, dict[str, Method]] = {}
-        for data in BENCHMARKS:
+        for data in self._benchmarks:
             main[data] = {name: methods.get(name)() for name in UNTUNED}
             for name in GRID:
                 preset = methods.get(name)()
-                differs = any(self.chosen[other, name] != preset for other in BENCHMARKS)
+                differs = any(self.chosen[other, name] != preset for other in self._benchmarks)
                 main[data] |= {name + PRESET: preset} if differs else {}
                 main[data][name] = self.chosen[data, name]
-        parts = {data: {OURS: self.chosen[data, OURS], **without(self.chosen[data, OURS])} for data in BENCHMARKS}
-        return main, parts
+        ours = {data: self.chosen[data, OURS] for data in self._benchmarks}
+        return main, {data: {OURS: method, **without(method)} for data, method in ours.items()}
 
     def _missing(self, wanted: Sequence[tuple[str, Method]], seeds: tuple[int, ...]) -> list[Plan]:
         return unfinished([self._plan(data, method, seeds) for data, method in dict.fromkeys(wanted)], self._store)
@@ -163,6 +176,28 @@ def without(method: Method) -> dict[str, Method]:
 def plain(value: Any) -> str:
     """An option's value as typed on a command line."""
     return f"{value:g}" if type(value) in (int, float) else str(value).lower()
+
+
+def listed(option: str, text: str, allowed: Sequence[str] | Mapping[str, Any]) -> list[str]:
+    """The parts of a list with commas, all of them among those allowed and different.
+
+    Raises:
+        UserError: if not.
+    """
+    return several(option, text, f"of {', '.join(allowed)}", lambda part: part if part in allowed else None)
+
+
+def several(option: str, text: str, what: str, read: Callable[[str], _Part | None]) -> list[_Part]:
+    """The parts of a list with commas, all different; ``read`` gives None for what is not allowed.
+
+    Raises:
+        UserError: if it does, or some are equal.
+    """
+    parts = [read(part.strip()) for part in text.split(",")]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts) or len({*found}) < len(found):
+        raise UserError(f"{option} must be one or more, all different, {what}, got '{text}'")
+    return found
 
 
 def _tuning_seeds(text: str, reported: Sequence[int]) -> tuple[int, ...]:

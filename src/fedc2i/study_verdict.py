@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.results import Array, Result
-from fedc2i.study import CONTROLS, OURS, PLAIN, PRESET, Found, trial_of
+from fedc2i.study import BENCHMARKS, CONTROLS, OURS, PLAIN, PRESET, Found, trial_of
 from fedc2i.verdicts import DIGITS, Paired, Verdict
 
 SHARE = 0.8  # of the seeds that are to be won: 8 of 10
@@ -74,8 +74,10 @@ def verdict(found: Found) -> Verdict:
 
 
 def trial(found: Found) -> list[str]:
-    """A warning for every benchmark with other rounds than the protocol's."""
-    return [note for data, rows in found.items() for note in trial_of(data, rows[OURS])]
+    """A warning for every benchmark with other rounds than the protocol's, and where one is missing."""
+    both = " and ".join(BENCHMARKS)
+    missing = [f"Without {data}; the targets are for {both}." for data in BENCHMARKS if data not in found]
+    return missing + [note for data, rows in found.items() for note in trial_of(data, rows[OURS])]
 
 
 def _met(yes: bool) -> str:
