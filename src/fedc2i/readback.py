@@ -141,15 +141,18 @@ def read_rounds(folder: Path, names: tuple[str, ...], seed: int, complete: bool 
 def _read_metrics(path: Path, names: tuple[str, ...], seed: int) -> dict[int, dict[Point, list[dict[str, float]]]]:
     rounds: dict[int, dict[Point, list[dict[str, float]]]] = {}
     with path.open(encoding="utf-8") as lines:
-        while line := lines.readline(MOST_BYTES):
-            entry = json.loads(line)
-            if entry["seed"] != seed:
-                continue
-            if type(entry["round"]) is not int or not 1 <= entry["round"] <= MOST_ROUNDS:
-                raise ValueError(f"a round {one_line(entry['round'])}")
-            points = rounds.setdefault(entry["round"], {point: [{} for _ in names] for point in POINTS})
-            value = np.nan if entry["value"] is None else float(entry["value"])  # null: it was not finite
-            points[entry["point"]][names.index(entry["client"])][_text(entry["metric"])] = value
+        for number, line in enumerate(iter(lambda: lines.readline(MOST_BYTES), ""), 1):
+            try:
+                entry = json.loads(line)
+                if entry["seed"] != seed:
+                    continue
+                if type(entry["round"]) is not int or not 1 <= entry["round"] <= MOST_ROUNDS:
+                    raise ValueError(f"a round {one_line(entry['round'])}")
+                points = rounds.setdefault(entry["round"], {point: [{} for _ in names] for point in POINTS})
+                value = np.nan if entry["value"] is None else float(entry["value"])  # null: it was not finite
+                points[entry["point"]][names.index(entry["client"])][_text(entry["metric"])] = value
+            except _DAMAGED as error:
+                raise ValueError(f"{path.name}, line {number}: {one_line(error)}") from None
     return rounds
 
 
