@@ -356,6 +356,6 @@ def test_interrupt_is_no_traceback(data: str, monkeypatch: pytest.MonkeyPatch) -
     assert answer.code == 130
     assert answer.err.splitlines()[-2:] == [
         "To go on: fedc2i resume 'my run'",
-        "fedc2i: interrupted; what was finished is kept: `fedc2i resume` goes on with a run, a study by itself",
+        "fedc2i: interrupted; what is finished is kept; `fedc2i resume` goes on with a run, this command with a study",
     ]
     assert not Path("my run/summary.json").exists()

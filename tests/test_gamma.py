@@ -37,7 +37,7 @@ from helpers import QUICK, call, write_arrays
 from oracles.fedc2i import Problem, by_powers
 
 EACH = ("ramp(4)", "scaled(7)", "perplexity(2)", "perplexity(40%)")
-ALLOWED = re.escape("number | ramp(number) | scaled(number) | perplexity(number from 1 or share such as 40%)")
+ALLOWED = re.escape(f"number | {Gamma.allowed}")
 INF, NAN = float("inf"), float("nan")
 
 
@@ -496,7 +496,7 @@ def test_on_the_command_line(make_federation: Callable[..., Federation], tmp_pat
         refused = call("run", wrong, *quick)
         assert refused.code == 2
         assert refused.err.count("\n") == 1
-        assert "perplexity(number from 1 or share such as 40%)" in refused.err
+        assert "perplexity(number from 1 or share up to 100%, such as 40%)" in refused.err
 
 
 # Shares.

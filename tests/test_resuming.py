@@ -262,7 +262,9 @@ def test_other_engines_have_their_own_ways(tmp_path: Path, engine: str, words: s
 
 
 def test_what_is_not_a_run_folder(tmp_path: Path) -> None:
-    assert call("resume", str(tmp_path / "nowhere")).err.endswith("nowhere: no such folder\n")
+    (tmp_path / "notes.txt").write_text("")
+    for name, said in (("nowhere", "no such folder"), ("notes.txt", "a file")):
+        assert call("resume", str(tmp_path / name)).err.endswith(f"{name}: {said}, expected is a run's folder\n")
     answer = call("resume", str(tmp_path))
     assert (answer.code, answer.out) == (2, "")
     assert "has no config.toml, so it is not a run folder, or the run had not begun" in answer.err

@@ -256,7 +256,7 @@ def test_honest_clients_of_local_training_are_never_touched(model: Model, federa
 def test_run_and_compare_take_an_attack(command: tuple[str, ...], toy: str, tmp_path: Path) -> None:
     answer = call(*command, "--data", toy, "--attack", "nan@z", "--out", str(tmp_path / "out"))
     assert answer.code == 2
-    assert "attack: no client 'z', allowed are a, b, c, d, a number or a share such as 20%" in answer.err
+    assert "attack: no client 'z', allowed are a, b, c, d, a number from 1 to 4 or a share such as 20%" in answer.err
 
 
 def test_attackers_may_be_drawn_or_named(toy: str, tmp_path: Path) -> None:

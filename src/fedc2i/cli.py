@@ -226,8 +226,8 @@ def main() -> None:
         said = error.message if "Did you mean" in error.message else error.format_message()  # some say it themselves
         _fail(said + hint)
     except (KeyboardInterrupt, click.Abort):
-        said = "fedc2i: interrupted; what was finished is kept: `fedc2i resume` goes on with a run, a study by itself"
-        print(said, file=sys.stderr, flush=True)
+        said = "interrupted; what is finished is kept; `fedc2i resume` goes on with a run, this command with a study"
+        print(f"fedc2i: {said}", file=sys.stderr, flush=True)
         simulation = sys.modules.get("fedc2i.engine.flower.simulation")
         if simulation is not None and simulation.was_interrupted:  # its threads wait for processes that are gone
             os._exit(INTERRUPTED)

@@ -99,4 +99,5 @@ def show(found: list[results.Result], folder: Path, json: bool) -> None:
         if matrix is not None:
             console.print(matrix)
     seconds = sum(one.seconds for one in found)
-    console.print(f"Run folder: {folder}   (rounds: {seconds:.0f} s)", highlight=False, markup=False, soft_wrap=True)
+    last = f"Run folder: {folder}   (rounds: {seconds:.0f} s, without starting and writing)"
+    console.print(last, highlight=False, markup=False, soft_wrap=True)

@@ -50,7 +50,9 @@ class Gamma(str):
     word: ClassVar[str]
     least: ClassVar[float] = 0.0
     usual: ClassVar[float | None] = None  # what the bare word stands for
-    allowed: ClassVar[str] = "ramp(number) | scaled(number) | perplexity(number from 1 or share such as 40%)"
+    allowed: ClassVar[str] = (
+        "ramp(number from 0) | scaled(number from 0) | perplexity(number from 1 or share up to 100%, such as 40%)"
+    )
 
     @staticmethod
     def parse(value: Any) -> Gamma:

@@ -81,6 +81,8 @@ def _convert_one(value: Any, kind: Any) -> Any:
         raise ValueError
     if hasattr(kind, "parse"):  # a type of its own, which also says what is `allowed`
         return kind.parse(value)
+    if kind is str and isinstance(value, (dict, list, tuple)):
+        raise ValueError
     if kind in (int, float, str):
         return kind(value) if kind is not int else int(float(value))
     raise TypeError

@@ -176,7 +176,7 @@ def _require_run(folder: Path) -> None:
         UserError: with what to do instead.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
+        raise UserError(f"{folder}: {'a file' if folder.exists() else 'no such folder'}, expected is a run's folder")
     if not (folder / "config.toml").is_file():
         raise UserError(
             f"{folder}: has no config.toml, so it is not a run folder, or the run had not begun: "

@@ -121,11 +121,12 @@ def test_all_kinds_of_images_and_sizes(tmp_path: Path) -> None:
     assert values(load(tmp_path))["a", "train", "x"] == [128, 128, 128, 128, 128, 255, 255]
 
 
-def test_hidden_files_and_readme_are_ignored(tmp_path: Path) -> None:
+def test_hidden_files_readme_and_what_windows_leaves_are_ignored(tmp_path: Path) -> None:
     divided(tmp_path, "a", {"x": 5})
     for place in (tmp_path, tmp_path / "a", tmp_path / "a" / "x"):
         (place / ".DS_Store").write_text("")
         (place / "README.md").write_text("")
+        (place / "Thumbs.db").write_bytes(b"")
     assert len(load(tmp_path).clients[0].train) == 4
 
 

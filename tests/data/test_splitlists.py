@@ -167,12 +167,12 @@ def test_damage_never_ends_in_another_exception(tmp_path: Path, data: st.DataObj
     ],
 )
 def test_only_the_last_two_components_count(entry: str, want: tuple[str, str]) -> None:
-    assert splitlists.class_and_file(entry) == want
+    assert splitlists.class_and_file(Path("list.pkl"), entry) == want
 
 
 @pytest.mark.parametrize(
     "entry", ["", "x.jpg", "/x.jpg", "../x.jpg", "bike/..", "a/../x.jpg", "bike\\..", "bike/x\0.jpg"]
 )
 def test_entries_without_class_and_file(entry: str) -> None:
-    with pytest.raises(UserError, match="does not end in <class>/<file>"):
-        splitlists.class_and_file(entry)
+    with pytest.raises(UserError, match=r"^list\.pkl: .*does not end in <class>/<file>"):
+        splitlists.class_and_file(Path("list.pkl"), entry)

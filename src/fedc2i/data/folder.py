@@ -5,7 +5,8 @@ Two layouts, one for all clients::
     DIR/<client>/<class>/*                      divided 70/10/20 into train, validation and test
     DIR/<client>/{train,test}/<class>/*         as given; ``validation`` (or ``val``) is optional
 
-Hidden files and a README are ignored everywhere; anything else that does not belong is refused.
+Hidden files, a README and what Windows leaves (Thumbs.db, desktop.ini) are ignored everywhere; anything else that does
+not belong is refused.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from fedc2i.errors import UserError
 SIZE = 32
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 PARTS = {"train": "train", "test": "test", "validation": "validation", "val": "validation"}
+_LEFT = ("thumbs.db", "desktop.ini")  # by Windows, wherever somebody looked at the images
 LAYOUTS = "DIR/<client>/<class>/* or DIR/<client>/{train,test}/<class>/*"
 
 Files = list[tuple[str, Path]]  # (class, image file)
@@ -77,13 +79,13 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
 
 
 def entries(directory: Path) -> list[Path]:
-    """What lies in a directory, in natural order, without hidden files and READMEs.
+    """What lies in a directory, in natural order, without READMEs, hidden files and those that Windows leaves.
 
     Raises:
         UserError: if it cannot be read, or holds a symbolic link that is broken or leads back to it.
     """
     try:
-        paths = [path for path in directory.iterdir() if not path.name.startswith(".")]
+        paths = [path for path in directory.iterdir() if not path.name.lower().startswith((".", *_LEFT))]
     except OSError as error:
         raise UserError(f"{directory}: not a readable directory ({error.strerror})") from None
     paths = [path for path in paths if path.is_dir() or path.stem.lower() != "readme"]
@@ -124,7 +126,7 @@ def _class_files(directory: Path) -> Files:
         paths = entries(folder)
         for path in paths:
             if not path.is_file() or not images.is_image(path):
-                kind = "a folder" if path.is_dir() else "not an image file"
+                kind = "a folder" if path.is_dir() else "not an image file" if path.is_file() else "not a regular file"
                 raise UserError(f"{path}: {kind}, expected are files ending in {', '.join(images.SUFFIXES)}")
         if not paths:
             raise UserError(f"{folder}: an empty class folder; remove it or put images into it")

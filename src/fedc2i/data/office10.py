@@ -85,7 +85,7 @@ def _listed(folder: Path, path: Path) -> list[Path]:
     """The files that a split list names, all of them inside ``folder``."""
     files = []
     for entry, label in splitlists.read(path):
-        name, file_name = splitlists.class_and_file(entry)
+        name, file_name = splitlists.class_and_file(path, entry)
         if name not in OFFICE_CLASSES or label not in (name, OFFICE_CLASSES.index(name)):
             allowed = ", ".join(OFFICE_CLASSES)
             raise UserError(

@@ -89,15 +89,15 @@ def read(path: Path) -> list[tuple[str, str | int]]:
         raise UserError(f"{path}: refused ({reason}), expected {EXPECTED}") from None
 
 
-def class_and_file(entry: str) -> tuple[str, str]:
-    """The last two components ``(class, file)`` of a listed path; whatever stands before them is not used.
+def class_and_file(path: Path, entry: str) -> tuple[str, str]:
+    """The last two components ``(class, file)`` of an entry of the list ``path``; what stands before is not used.
 
     Raises:
         UserError: if there are fewer than two, or one of them is not a plain name.
     """
     parts = PurePosixPath(entry.replace("\\", "/")).parts[-2:]
     if len(parts) < 2 or any(part in ("/", "..") or "\0" in part for part in parts):
-        raise UserError(f"split list: '{one_line(entry, 120)}' does not end in <class>/<file>")
+        raise UserError(f"{path}: '{one_line(entry, 120)}' does not end in <class>/<file>")
     return parts[0], parts[1]
 
 

@@ -194,7 +194,8 @@ def _clients(wanted: Sequence[str], names: Sequence[str]) -> list[str | int]:
         number = float(text[:-1]) / 100 * len(names) if share and text.endswith("%") else int(text) if share else 0
         if not 0 < number <= len(names):
             some = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
-            raise UserError(f"attack: no client '{_shown(text)}', allowed are {some}, a number or a share such as 20%")
+            drawn = f"a number from 1 to {len(names)} or a share such as 20%"
+            raise UserError(f"attack: no client '{_shown(text)}', allowed are {some}, {drawn}")
         found.append(max(1, round(number)))
     if len({name for name in found if isinstance(name, str)}) < sum(isinstance(name, str) for name in found):
         raise UserError(f"attack: a client is named twice in '{_shown(','.join(wanted))}'")
