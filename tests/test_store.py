@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,62 @@ def test_changed_data_is_another_run(plan: MakePlan, store: Store, make_federati
     changed = [replace(data, clients=(client, *others)) for client in (relabelled, moved, renamed)]
     folders = {store.folder(plan(data=one), 0) for one in (data, *changed)}
     assert len(folders) == 4
+
+
+def test_changed_code_is_another_run(plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, paths = store.folder(plan(), 0), list[Path]()
+    monkeypatch.setattr(store_module, "_digest", lambda found: paths.extend(found) or "other")
+    assert store.folder(plan(), 0) != before
+    root = Path(store_module.__file__).parent
+    below = {path.relative_to(root).as_posix() for path in paths}
+    decides = {"gamma.py", "influence.py", "training.py", "engine/lane.py", "data/partition.py", "methods/base.py"}
+    assert decides | {"methods/fedc2i.py"} <= below
+    assert not {"store.py", "cli.py", "methods/fedavg.py"} & below
+
+
+@pytest.mark.parametrize(("method", "other"), [("multi-krum", "median"), ("fedc2i-server", "fedc2i")])
+def test_a_method_is_also_what_it_takes_from_another(
+    plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch, method: str, other: str
+) -> None:
+    paths = list[Path]()
+    monkeypatch.setattr(store_module, "_digest", lambda found: paths.extend(found) or "other")
+    store.folder(plan(method), 0)
+    assert f"{other}.py" in {path.name for path in paths if path.parent.name == "methods"}
+
+
+@pytest.mark.parametrize("package", ["fedc2i", "torch"])
+def test_another_version_is_another_run(
+    package: str, plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, here = store.folder(plan(), 0), store_module.versions()
+    monkeypatch.setattr(store_module, "versions", lambda: {**here, package: "0.0"})
+    assert store.folder(plan(), 0) != before
+
+
+def test_what_another_process_did_meanwhile_is_not_done_again(
+    plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, others, alone = plan("fedavg"), [Store(store.root)], store_module._alone
+
+    @contextmanager
+    def behind_another(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+        if others:
+            others.pop().compute(planned)
+        with alone(folder, say):
+            yield
+
+    monkeypatch.setattr(store_module, "_alone", behind_another)
+    watch = Watch()
+    assert len(store.compute(planned, watch).rounds) > 0
+    assert (watch.seeds, others) == ([], [])
+
+
+def test_changed_neighbours_are_another_run(plan: MakePlan, store: Store, tmp_path: Path) -> None:
+    path, folders = tmp_path / "who", set()
+    for lines in ("a: b\nb: c\nc: a\n", "a: c\nb: c\nc: a\n", "a: b\nb: c\nc: a\n"):
+        path.write_text(lines, encoding="utf-8")
+        folders.add(store.folder(plan(topology=str(path)), 0))
+    assert len(folders) == 2
 
 
 def test_changed_file_of_a_model_is_another_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import inspect
@@ -188,11 +189,25 @@ def _empty(folder: Path) -> None:
 
 
 def _code(kind: type[Method]) -> str:
-    """A digest of the method's own files and of everything below them that decides numbers."""
+    """A digest of the method's own files, of the other methods' they import, and of all below that decides numbers."""
     root = Path(fedc2i.__file__).parent
     shared = {*root.glob("*.py"), *root.glob("engine/*.py"), *root.glob("data/*.py")} - {root / name for name in _ABOVE}
-    own = {Path(inspect.getfile(base)) for base in kind.__mro__ if issubclass(base, Method)}
-    return _digest(tuple(sorted(shared | own)))
+    own = [Path(inspect.getfile(base)) for base in kind.__mro__ if issubclass(base, Method)]
+    for file in own:
+        own += [path for path in _methods_imported(file, root) if path not in own]
+    return _digest(tuple(sorted({*shared, *own})))
+
+
+@functools.cache
+def _methods_imported(file: Path, root: Path) -> list[Path]:
+    """The files of ``fedc2i.methods`` that a file imports from."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return [path for path in sorted(root.glob("methods/*.py")) if f"fedc2i.methods.{path.stem}" in names]
 
 
 @functools.cache
