@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedc2i import checkpoint
+from fedc2i import checkpoint, runs
 from fedc2i.errors import UserError
 
 INFINITE = float("inf")
@@ -55,6 +55,26 @@ def test_there_and_back(tmp_path: Path) -> None:
     for name, own in tensors.items():
         assert (found.tensors[name].dtype, found.tensors[name].shape) == (own.dtype, own.shape)
         assert torch.equal(found.tensors[name].nan_to_num(7), own.nan_to_num(7))
+
+
+def test_a_damaged_later_one_is_none_of_the_two(tmp_path: Path) -> None:
+    save(tmp_path, 5, 10)
+    (tmp_path / "round000010.safetensors").write_bytes(b"damaged")
+    assert latest(tmp_path) == 5
+    save(tmp_path, 6, 7)
+    (tmp_path / "round000007.safetensors").write_bytes(b"damaged")
+    assert latest(tmp_path) == 6
+
+
+def test_each_file_is_on_the_disk_before_its_name_and_what_makes_it_count_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, rename = list[str](), Path.replace
+    monkeypatch.setattr(runs, "_sync", lambda path: done.append("folder" if path == tmp_path else path.suffixes[0]))
+    monkeypatch.setattr(Path, "replace", lambda own, to: (done.append(f"to {to.suffix}"), rename(own, to))[1])
+    save(tmp_path, 1)
+    tensors, values = ".safetensors", ".json"
+    assert done == [tensors, f"to {tensors}", "folder", values, f"to {values}", "folder"]
 
 
 def test_the_same_bits_are_written_once_and_names_keep_their_order(tmp_path: Path) -> None:

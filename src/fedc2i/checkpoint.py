@@ -37,7 +37,9 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Path, round: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-    """Writes the state after ``round``; older ones than the last two are removed.
+    """Writes the state after ``round``; all but this and the one before it are removed.
+
+    A later one can only be there because it was damaged or of another run, and the run went on from one before it.
 
     Raises:
         UserError: if it cannot be written; earlier ones are then untouched.
@@ -48,7 +50,9 @@ def save(folder: Path, round: int, tensors: Mapping[str, Tensor], values: Mappin
     text = json.dumps({**described, "checksum": _sha256(json.dumps(described).encode())})
     write_atomically(_path(folder, round, "safetensors"), content, durable=True)
     write_atomically(_path(folder, round, "json"), text.encode(), durable=True)
-    for number in sorted(_rounds(folder))[:-KEPT]:
+    rounds = sorted(_rounds(folder))
+    kept = [number for number in rounds if number <= round][-KEPT:]
+    for number in (number for number in rounds if number not in kept):
         for kind in ("json", "safetensors"):
             with writing(folder):
                 _path(folder, number, kind).unlink(missing_ok=True)
