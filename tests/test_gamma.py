@@ -199,6 +199,13 @@ def test_losses_that_are_not_finite() -> None:
     assert (none.tolist(), used.tolist()) == ([0.0] * 4, 0.0)
 
 
+@pytest.mark.parametrize("gamma", [ramp(5), scaled(5)], ids=str)
+def test_a_loss_that_is_not_finite_is_the_largest_if_asked_for(gamma: Gamma) -> None:
+    losses = torch.tensor([INF, 1.0, 2.0, NAN])
+    assert gamma.weights(losses, everyone(losses), at(3, 3), "largest")[0].tolist() == [0.5, 0, 0, 0.5]
+    assert gamma.weights(losses, everyone(losses), at(3, 3))[0][[0, 3]].tolist() == [0, 0]
+
+
 # All of them.
 
 

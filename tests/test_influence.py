@@ -208,6 +208,7 @@ def test_a_loss_that_is_not_finite_is_the_largest(broken: float) -> None:
     even = influence(torch.tensor([broken, 2.0, broken]), 0.0, EVERYONE, not_finite="largest")
     assert_close(even, torch.full((3,), 1 / 3))
     assert influence(torch.tensor([broken, broken, broken]), 5.0, EVERYONE).tolist() == [0, 0, 0]
+    assert influence(torch.tensor([broken] * 3), 5.0, EVERYONE, not_finite="largest").tolist() == [0, 0, 0]
 
 
 def test_fill_empty_and_equal_share() -> None:

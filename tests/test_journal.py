@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedc2i import journal
+from fedc2i import journal, runs
 from fedc2i.engine.rounds import Round
 from fedc2i.errors import UserError
 
@@ -57,6 +57,27 @@ def test_a_round_done_again_takes_the_place_of_the_first(tmp_path: Path) -> None
     journal.write(tmp_path, report(1))
     journal.write(tmp_path, report(1, metrics={}))
     assert journal.read(tmp_path, 2)[0].metrics == {}
+
+
+def test_reports_and_marks_are_on_the_disk_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(runs, "_sync", lambda path: synced.append(path.name.lstrip(".").split(".")[0]))
+    journal.write(tmp_path, report(1))
+    assert synced == ["round000001", tmp_path.name]
+    journal.ask(tmp_path, 2, "ab")
+    assert synced[2:] == ["asked000002-ab", tmp_path.name]
+
+
+def test_uploads_asked_for_on_another_course_are_one_release_more(tmp_path: Path) -> None:
+    assert journal.asked(tmp_path / "nowhere") == {}
+    one, two = "ab" * 32, "ab" * 15 + "cd" * 17
+    for number, course, more in ((1, "", False), (1, "", False), (2, one, False), (2, one, False), (2, two, True)):
+        assert journal.ask(tmp_path, number, course) is more
+    assert journal.ask(tmp_path, 2, two) is False
+    assert journal.ask(tmp_path, 3, two) is False
+    for name in ("asked000003-ab.bak", "asked000004-xy", "asked", ".asked000004-ab.7.part"):
+        (tmp_path / name).touch()
+    assert journal.asked(tmp_path) == {1: 1, 2: 2, 3: 1}
 
 
 def test_a_missing_report_is_named(tmp_path: Path) -> None:

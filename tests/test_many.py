@@ -239,6 +239,9 @@ def test_first_order_beyond_the_tolerance() -> None:
     for share, met in ((0.2 + TOLERANCE, True), (NAN, False)):
         edge = verdict(changed(found(), SETTINGS[1], ("ramp", "first-order"), measured("edge", 70, share)))
         assert edge.targets["first-order"] is met
+    assert edge.sentences[-1].endswith(
+        "missed (31 of 32 pairs; the furthest is +nan points, γ ramp, M = 50, even, 20%)."
+    )
 
 
 def test_not_a_number_meets_nothing() -> None:

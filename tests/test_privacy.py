@@ -7,7 +7,9 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from fedc2i.config import Config
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Settings
 from fedc2i.engine.privacy import check
+from fedc2i.engine.schedule import choose
 from fedc2i.errors import UserError
 from fedc2i.methods import Method
 from fedc2i.models import Model
@@ -129,6 +132,28 @@ def test_the_cost_counts_the_uploads_of_who_takes_part_most(model: Model, federa
     }
     assert spent == cost(result.config, 3)
     assert any(f"ε = {spent.epsilon:.2f} at δ = 0.0001" in note for note in tables.comparison([result]).notes)
+
+
+def test_the_cost_is_that_of_the_seed_that_costs_most() -> None:
+    config = Config(method="fedavg", rounds=7, clients_per_round=1, clip=1.0, noise=2.0)
+    drawn = {seed: [choose(seed, config.settings(), 3, number)[0] for number in range(1, 8)] for seed in range(9)}
+    most = {seed: max(Counter(own).values()) for seed, own in drawn.items()}
+    low, *_, high = sorted(most, key=lambda seed: most[seed])
+    assert most[low] < most[high]
+    for seeds in ((high, low), (low, high)):
+        spent = cost(replace(config, seeds=seeds), 3)
+        assert spent is not None
+        assert spent.uploads == most[high]
+
+
+@pytest.mark.parametrize(
+    ("asked", "uploads"),
+    [({}, 4), ({0: {2: 3}}, 6), ({1: {2: 3}}, 6), ({0: {2: 3}, 1: {1: 2, 4: 3}}, 7), ({2: {1: 9}}, 4)],
+)
+def test_what_was_asked_again_counts_for_its_own_seed(asked: Mapping[int, Mapping[int, int]], uploads: int) -> None:
+    spent = cost(Config(method="fedavg", rounds=4, clip=1.0, noise=2.0, seeds=(0, 1)), 3, asked=asked)
+    assert spent is not None
+    assert (spent.uploads, spent.epsilon) == (uploads, epsilon(2.0, uploads))
 
 
 def test_without_noise_or_uploads_the_cost_says_so(model: Model, federation: Federation) -> None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -568,3 +568,18 @@ def test_the_figures_are_drawn_before_a_run_counts_as_finished(
     monkeypatch.setattr(figures, "draw_run", lambda result, folder: (folder / "accuracy.png").write_bytes(b"drawn"))
     fedc2i.resume(tmp_path / "run", federation, model)
     assert (tmp_path / "run" / "accuracy.png").read_bytes() == b"drawn"
+
+
+def test_the_state_behind_the_last_round_is_kept_whatever_the_interval(tmp_path: Path) -> None:
+    keeper = keeping.Keeper(tmp_path, every=4)
+    for number in range(1, 7):
+        keeper.keep(number, number == 6, lambda: ({"w": torch.zeros(1)}, {}))
+    assert [saved.round for saved in checkpoint.sound(tmp_path / "checkpoints")] == [6, 4]
+
+
+def test_a_file_of_the_method_that_is_gone_is_refused_as_a_changed_one(tmp_path: Path) -> None:
+    was = keeping.Begun('{"method": "own.py:Mine"}', {}, {}, "cpu", files={"method": "ab"})
+    was.refuse_others(was, tmp_path)
+    for files in ({}, {"method": "cd"}):
+        with pytest.raises(UserError, match=r"own\.py, where its method comes from, is not what it was"):
+            was.refuse_others(replace(was, files=files), tmp_path)

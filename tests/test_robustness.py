@@ -19,7 +19,9 @@ from fedc2i.methods.local import Local
 from fedc2i.models import Model
 from fedc2i.report import robustness as tables
 from fedc2i.results import Array
+from fedc2i.robustness import Robustness
 from fedc2i.robustness_verdict import Attacked, Measured, given, verdict
+from fedc2i.store import Store
 from fedc2i.training import Training
 from helpers import Answer, blank_federation, call, made_up, write_arrays
 
@@ -59,9 +61,20 @@ def test_only_honest_clients_count() -> None:
     assert both.accuracy["received"].tolist() == [10.0, 50.0]
     assert both.weights["influence_vector"].tolist() == pytest.approx([2 / 3, 0.5])
     assert both.equal.tolist() == pytest.approx([2 / 3, 2 / 3])
+    alone = {"influence_vector": {seed: [[[0.5, NAN, 0.5], [0.0, 1.0, 0.0], [0.5, NAN, 0.5]]] for seed in (0, 1)}}
+    kept = made_up(federation, {0: [[1.0, 2.0, 3.0]], 1: [[1.0, 2.0, 3.0]]}, influence=alone)
+    assert not Measured.of(kept, "nan@b").taken  # only the attacker itself has a weight for its model
     plain = Measured.of(made_up(federation, {0: [[1.0, 2.0, 3.0]]}, method=FedAvg()), "nan@b")
     assert plain.weights == {}
     assert not plain.taken
+
+
+def test_attackers_are_those_of_each_seed() -> None:
+    accuracy = [10.0, 20.0, 40.0]
+    result = made_up(blank_federation(("a", "b", "c")), {seed: [accuracy] for seed in range(3)})
+    drawn = ["abc".index(next(iter(engine.parse("nan@1", "abc", seed)))) for seed in range(3)]
+    assert len({*drawn}) > 1
+    assert Measured.of(result, "nan@1").accuracy["received"].tolist() == [(70 - accuracy[bad]) / 2 for bad in drawn]
 
 
 def measured(label: str, received: list[float], trained: list[float], weight: float | None = None) -> Measured:
@@ -109,6 +122,13 @@ def test_verdict_missed() -> None:
     assert said.sentences[2].endswith("under 0 of 1 attacks, not under nan.")
     assert said.sentences[3].endswith("equal share under every attack: missed (nan on toy).")
     assert said.sentences[4].endswith("at both points: missed (nan on toy).")
+
+
+def test_losing_as_much_is_not_more_and_one_point_is_enough_to_miss() -> None:
+    fedavg = measured("FedAvg", [69.0, 71.0], [79.0, 79.0])
+    for received, trained, held in ((74.0, 82.0, True), (73.5, 82.0, False), (74.0, 81.5, False)):
+        said = verdict(found(measured("FedC²I", [received] * 2, [trained] * 2, 0.1), fedavg))
+        assert list(said.targets.values()) == [True, held]
 
 
 def test_a_trial_meets_and_misses_no_target() -> None:
@@ -166,6 +186,13 @@ def ask(data: str, out: Path, *more: str) -> Answer:
         *QUICK,
         "--json",
     )
+
+
+def test_only_the_last_round_is_scored_unless_asked_otherwise(toy: str, tmp_path: Path) -> None:
+    chosen = {"seeds": "0", "device": "cpu", "rounds": 2}
+    for more, wanted in (({}, 0), ({"evaluate_every": 1}, 1)):
+        plans = Robustness({**chosen, **more}, Store(tmp_path), toy, "fedavg,fedc2i", "nan").left()
+        assert [plan.config.evaluate_every for plan in plans] == [wanted] * 4
 
 
 def unwrapped(text: str) -> str:

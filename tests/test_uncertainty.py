@@ -106,6 +106,28 @@ def test_equal_models_cannot_be_told_apart(make_federation: Callable[..., Federa
     assert not found.differs("matrix").any()
 
 
+def test_only_neighbours_are_measured(make_federation: Callable[..., Federation], model: Model) -> None:
+    plan = _plan(make_federation((6,) * 5), model, topology="ring", variant="client")
+    found = measure(plan, _models(model, 5), 0, 1, 6, 20, 0.95)
+    near = torch.tensor([[(m - k) % 5 in (0, 1, 4) for k in range(5)] for m in range(5)])
+    assert found.vector is not None
+    assert torch.equal(torch.isfinite(found.vector.estimate), near)
+    assert torch.equal(torch.isfinite(found.vector.low), near)
+    torch.testing.assert_close(found.vector.estimate.nansum(1), torch.ones(5))
+    assert found.share.tolist() == pytest.approx([1 / 3] * 5)
+
+
+def test_what_the_server_would_leave_out_is_not_measured(
+    make_federation: Callable[..., Federation], model: Model
+) -> None:
+    models = _models(model, 4)
+    huge = {name: torch.cat([tensor[:3], 1e6 * tensor[3:]]) for name, tensor in models.items()}
+    found = measure(_plan(make_federation((6,) * 4), model, variant="client"), huge, 0, 1, 6, 20, 0.95)
+    assert found.vector is not None
+    assert torch.equal(torch.isfinite(found.vector.estimate), (torch.arange(4) < 3).expand(4, 4))
+    assert found.share.tolist() == pytest.approx([1 / 3] * 4)
+
+
 def test_a_clearly_better_model_is_told_apart(make_federation: Callable[..., Federation], model: Model) -> None:
     """All have the same data; three bodies are blind, their features 0, the second was trained, and so was its head."""
     one = make_federation((40, 40)).clients[1]

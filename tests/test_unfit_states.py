@@ -18,8 +18,12 @@ from cut_runs import (
     refused,
     result_files,
 )
-from fedc2i import Federation, Model, checkpoint
+from fedc2i import Federation, Method, Model, UserError, checkpoint
+from fedc2i.engine import Settings
+from fedc2i.engine.client import Recipe
+from fedc2i.engine.saving import require_fit
 from fedc2i.engine.schedule import choose
+from fedc2i.params import prefixed
 from fedc2i.runs import RunFolder
 from helpers import call, write_arrays
 
@@ -177,6 +181,15 @@ def test_the_models_of_a_seed_that_has_ended_must_fit(
     checkpoint.save(cut / "checkpoints", *saved)
     fedc2i.resume(cut, federation, model)
     assert result_files(cut) == result_files(tmp_path / "whole")
+
+
+def test_a_seed_has_not_ended_behind_the_state(federation: Federation, model: Model) -> None:
+    method, settings = Method.registry["fedavg"](), Settings(rounds=3)
+    firsts = Recipe(method, model, settings.training, 3, 0).first_models(federation.names, "common")
+    tensors = prefixed("seed0/own/", firsts) | prefixed("seed0/received/", firsts)
+    require_fit(method, model, federation, settings, [0], (tensors, {"0": {"ended": 1}}), 1)
+    with pytest.raises(UserError, match=r"the checkpoint after round 1 is damaged \(ended=2\)"):
+        require_fit(method, model, federation, settings, [0], (tensors, {"0": {"ended": 2}}), 1)
 
 
 def test_behind_a_state_that_does_not_fit_the_one_before_it_serves(

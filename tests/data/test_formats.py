@@ -109,9 +109,10 @@ def test_idx_damaged(tmp_path: Path, suffix: str) -> None:
     refused(lambda: formats.read_idx(path), path.name, "expected an idx file")
 
 
-def test_idx_declares_more_than_the_file_can_hold(tmp_path: Path) -> None:
+@pytest.mark.parametrize("side", [2**32 - 1, 1000])
+def test_idx_declares_more_than_the_file_can_hold(tmp_path: Path, side: int) -> None:
     path = tmp_path / "images"
-    path.write_bytes(struct.pack(">4B3I", 0, 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1))
+    path.write_bytes(struct.pack(">4B3I", 0, 0, 8, 3, side, side, side))
     refused(lambda: formats.read_idx(path), "images", "more than the file can hold")
     packed = tmp_path / "images.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
@@ -256,8 +257,36 @@ def test_h5_with_other_content(tmp_path: Path) -> None:
         file["test/target"] = np.zeros(3, dtype=int)
     refused(lambda: formats.read_usps_h5(path, "train"), "usps.h5", "train/data is float32 (1000000000, 256)")
     refused(lambda: formats.read_usps_h5(path, "test"), "outside 0..1")
+    for value in (-0.01, np.nan):
+        with h5py.File(path, "a") as file:
+            file["test/data"][:] = value
+        refused(lambda: formats.read_usps_h5(path, "test"), "outside 0..1")
     path.write_bytes(path.read_bytes()[:100])
     refused(lambda: formats.read_usps_h5(path, "train"), "usps.h5", "expected USPS as HDF5")
+
+
+@pytest.mark.parametrize("how", ["external", "virtual", "link to a file", "soft link"])
+def test_h5_numbers_of_another_file_are_not_read(tmp_path: Path, how: str) -> None:
+    """All of them are fit to be read: nothing but where they lie is wrong."""
+    path, other, raw = tmp_path / "usps.h5", tmp_path / "other.h5", tmp_path / "raw"
+    raw.write_bytes(bytes(3 * 256 * 4))
+    with h5py.File(other, "w") as file:
+        file["data"] = np.zeros((3, 256), dtype="f4")
+    with h5py.File(path, "w") as file:
+        file["train/target"] = np.zeros(3, dtype=int)
+        if how == "external":
+            file.create_dataset("train/data", (3, 256), "f4", external=[(str(raw), 0, h5py.h5f.UNLIMITED)])
+        elif how == "virtual":
+            layout = h5py.VirtualLayout((3, 256), "f4")
+            layout[:] = h5py.VirtualSource(str(other), "data", (3, 256))
+            file["train"].create_virtual_dataset("data", layout)
+        else:
+            file["here"] = np.zeros((3, 256), dtype="f4")
+            file["train/data"] = (
+                h5py.SoftLink("/here") if how == "soft link" else h5py.ExternalLink(str(other), "/data")
+            )
+    where = "is a link to elsewhere" if "link" in how else "lies in another file"
+    refused(lambda: formats.read_usps_h5(path, "train"), "usps.h5", f"train/data {where}")
 
 
 def test_png_folder_round_trip(tmp_path: Path) -> None:
@@ -274,6 +303,14 @@ def test_png_listing_refused(tmp_path: Path, lines: str) -> None:
     folder, listing = write_png_folder(tmp_path / "mnist_m_train", *digits(2, 32))
     listing.write_text(lines)
     refused(lambda: formats.read_png_folder(folder, listing), "mnist_m_train")
+
+
+def test_png_of_a_folder_below_is_refused(tmp_path: Path) -> None:
+    folder, listing = write_png_folder(tmp_path / "mnist_m_train", *digits(2, 32))
+    (folder / "below").mkdir()
+    (folder / "00000000.png").rename(folder / "below" / "x.png")
+    listing.write_text("below/x.png 3\n")
+    refused(lambda: formats.read_png_folder(folder, listing), "name 'below/x.png' with label '3' in line 1")
 
 
 def test_png_of_another_size_or_cut_off(tmp_path: Path) -> None:

@@ -61,6 +61,26 @@ def test_agrees_with_pickle(tmp_path: Path, entries: list[tuple[str, str | int]]
     assert splitlists.read(dump(tmp_path / "list.pkl", content, protocol)) == entries
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_letters_that_do_not_exist_are_refused(tmp_path: Path, order: str) -> None:
+    for letter in (0x10FFFF, 0x110000):
+        labels = np.array([65, letter], dtype=f"{order}u4").view(f"{order}U1")
+        path = dump(tmp_path / "list.pkl", (PATHS, labels), 4)
+        if letter == 0x10FFFF:
+            assert [label for _, label in splitlists.read(path)] == ["A", chr(letter)]
+        else:
+            with pytest.raises(UserError, match="text with letters that do not exist"):
+                splitlists.read(path)
+
+
+def test_arrays_made_of_the_same_bytes_are_counted_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splitlists._Stack, "left", 1000)
+    path, labels = tmp_path / "list.pkl", np.arange(75, dtype="i8")
+    assert len(splitlists.read(dump(path, (["a/b"] * 75, labels), 4))) == 75
+    with pytest.raises(UserError, match="it unpacks to more than"):
+        splitlists.read(dump(path, (labels, labels.copy()), 4))
+
+
 class Call:
     """Pickles as a call."""
 
@@ -93,6 +113,7 @@ def test_a_call_is_refused_and_not_made(tmp_path: Path, protocol: int) -> None:
         (PATHS, [True, False]),
         (PATHS, [None, None]),
         (PATHS, [-1, 2]),
+        (PATHS, [2**31, 2]),
         (PATHS, [10**4000, 2]),
         ([1, 2], LABELS),
         (PATHS, [["bike"], ["mug"]]),
@@ -118,6 +139,7 @@ def test_other_content_is_refused(tmp_path: Path, content: Any, protocol: int) -
         b"",
         b".",
         b"]].",
+        pickle.dumps((["a/b"], [1]), 2)[:-1] + b"].",  # the pair, and something on top of it
         b"e.",
         b"]h\x05.",
         b"]q\x00h\x00a.",  # a list that holds itself

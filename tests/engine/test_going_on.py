@@ -14,8 +14,9 @@ from cut_runs import (
 )
 from fedc2i import Federation, Method, Model, UserError, checkpoint
 from fedc2i.engine import Settings, federate
-from fedc2i.engine.saving import Start
+from fedc2i.engine.saving import Start, size_of_state
 from fedc2i.methods.fedavg import FedAvg
+from fedc2i.params import size_in_bytes
 from fedc2i.training import Training
 from method_checks import OF_THEIR_OWN
 
@@ -91,6 +92,16 @@ def test_seeds_that_have_ended_are_kept(
     assert len({outcome.last.round for outcome in outcomes.values()}) > 1, "seeds are to be chosen so that they differ"
 
 
+def test_what_was_told_counts_in_the_upload_behind_an_interruption(
+    tmp_path: Path, make_federation: Callable[..., Federation], model: Model
+) -> None:
+    method, federation = Method.registry["fedc2i"](top_k=1), make_federation((12, 9, 7, 8))
+    assert_goes_on(tmp_path, method, model, federation, rounds=2)
+    saved = checkpoint.load(tmp_path / "1")
+    assert saved is not None
+    assert saved.values["0"]["bytes_told"] > 0
+
+
 def test_a_client_with_unusable_uploads_goes_on(
     tmp_path: Path, make_federation: Callable[..., Federation], model: Model
 ) -> None:
@@ -107,6 +118,23 @@ def test_what_is_the_same_is_written_once(
     size = (tmp_path / "1" / "round000001.safetensors").stat().st_size
     models = 4 * 4 * sum(tensor.numel() for tensor in model.init(0).values())
     assert 2 * models < size < 2.1 * models
+
+
+@pytest.mark.parametrize(
+    ("settings", "models"),
+    [
+        ({}, 3 + 3),
+        ({"evaluate_every": 2}, 3 + 3),
+        ({"clip": 1.0}, 3 + 3 + 3),
+        ({"clients_per_round": 2}, 3 + 3 + 3),
+        ({"clients_per_round": 2, "evaluate_every": 2}, 3 + 2 + 3),
+    ],
+)
+def test_the_size_of_a_state_by_hand(
+    settings: dict[str, Any], models: int, federation: Federation, model: Model
+) -> None:
+    found = size_of_state(FedAvg(), model, federation, Settings(3, **settings), (0, 1))
+    assert found == 2 * models * size_in_bytes(model.init(0))
 
 
 def test_the_state_of_another_model_is_refused(

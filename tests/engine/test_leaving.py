@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedc2i import models
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine import Outcome, Round, Settings, federate
-from fedc2i.engine.attacks import KINDS, Attack, apply, parse, read_resolved, resolved
+from fedc2i.engine.attacks import KINDS, Attack, apply, by_kind, parse, read_resolved, resolved
 from fedc2i.engine.client import ClientData, Recipe
 from fedc2i.engine.leaving import leave
 from fedc2i.engine.server import Mailbox
@@ -55,6 +55,16 @@ def test_kinds_strengths_and_clients() -> None:
         "three; four@five": ["nan"],
         "20%": ["free-rider"],
     }
+
+
+def test_by_kind_names_everyone_who_does_it_once() -> None:
+    found = by_kind("nan@d;scaled:3@a,d;nan@a;nan@a;label-flip@b", NAMES, 0)
+    assert found == {"scaled:3": ["a", "d"], "nan": ["a", "d"], "label-flip": ["b"]}
+
+
+@pytest.mark.parametrize(("share", "count"), [("1%", 1), ("10%", 1), ("35%", 2), ("45%", 2), ("70%", 4), ("100%", 5)])
+def test_a_share_is_rounded_to_clients_and_never_to_none(share: str, count: int) -> None:
+    assert len(parse(f"nan@{share}", NAMES, 0)) == count
 
 
 def test_a_share_is_drawn_once_for_each_seed() -> None:
@@ -176,19 +186,29 @@ def test_noise_has_the_tensor_s_own_spread_and_a_key() -> None:
     assert torch.equal(apply(attack, dict(reversed(upload.items())), {}, KEY)["w"] - upload["w"], noise)
     for other in ((4, "b", 7), (3, "c", 7), (3, "b", 8)):
         assert not torch.equal(apply(attack, upload, {}, other)["w"] - upload["w"], noise)
+    assert apply(attack, {"one": torch.tensor([7.0])}, {}, KEY)["one"].tolist() == [7.0]
+    twins = apply(attack, {"w": upload["w"], "x": upload["w"]}, {}, KEY)
+    assert not torch.equal(twins["w"], twins["x"])
 
 
 def test_only_the_attackers_rows_change(model: Model) -> None:
     recipe = Recipe(FedAvg(), model, TRAINING, 1, 0, parse("scaled:3@c;sign-flip@c;free-rider@e", NAMES, 0))
-    starts = {"w": torch.ones(3, 2)}
+    starts = {"w": torch.tensor([[8.0, 8.0], [1.0, 1.0], [5.0, 6.0]])}
     uploads = {"w": torch.tensor([[2.0, 0.0], [3.0, 1.0], [9.0, 9.0]])}
     assert leave(uploads, starts, ["a", "c", "e"], 1, recipe, Settings())["w"].tolist() == [
         [2.0, 0.0],
         [-5.0, 1.0],  # 1 + 3 · 2 = 7, then 1 − 6
-        [1.0, 1.0],
+        [5.0, 6.0],
     ]
     assert leave(uploads, starts, ["a", "b", "d"], 1, recipe, Settings()) is uploads
     assert leave({}, starts, ["a", "c", "e"], 1, recipe, Settings()) == {}
+
+
+def test_an_attacker_changes_what_was_clipped(model: Model) -> None:
+    recipe = Recipe(FedAvg(), model, TRAINING, 1, 0, parse("scaled:10@c", NAMES, 0))
+    uploads, zeros = {"w": torch.tensor([[3.0, 4.0], [3.0, 4.0]])}, {"w": torch.zeros(2, 2)}
+    sent = leave(uploads, zeros, ["a", "c"], 1, recipe, Settings(clip=1.0), lambda k: {"w": torch.zeros(2)})["w"]
+    torch.testing.assert_close(sent, torch.tensor([[0.6, 0.8], [6.0, 8.0]]))
 
 
 def test_a_real_site_does_not_attack_where_noise_protects_it(model: Model) -> None:
@@ -209,7 +229,8 @@ def test_labels_are_turned_for_training_only(model: Model, federation: Federatio
     assert turned.counts.tolist() == [0, 4, 4, 4]
     assert turned.test is data.test
     assert turned.validation is data.validation
-    assert Recipe(FedAvg(), model, TRAINING, 1, 0, parse("nan@a", NAMES, 0)).sees(data) is data
+    for attack in ("nan@a", "label-flip@a;label-flip@a", "label-flip@b"):
+        assert Recipe(FedAvg(), model, TRAINING, 1, 0, parse(attack, NAMES, 0)).sees(data) is data
 
 
 # Whole runs.
@@ -322,6 +343,7 @@ def test_too_large_an_upload_is_left_out() -> None:
     assert box().receive([0, 1, 2, 4], of_norms(1.0, 2.0, 149.0, 1.0), 1) == {}
     assert box(0).receive([0, 1, 2, 4], of_norms(1.0, 2.0, 1e20, 1.0), 1) == {}
     assert box(3).receive([0, 1, 2], of_norms(1.0, 2.0, 7.0), 1) == {2: "3.5 times the usual size"}
+    assert box(4).receive([0, 1, 2], {"w": torch.tensor([[1.0], [1.0], [4.0]])}, 1) == {}  # as much is not more
 
 
 def test_what_is_not_finite_has_no_part_in_the_median() -> None:
@@ -330,6 +352,8 @@ def test_what_is_not_finite_has_no_part_in_the_median() -> None:
     got = box(9).receive([0, 1, 2, 3, 4], of_norms(10.0, 1.0, nan, 1.0, 1.0), 1)
     assert got == {0: "10 times the usual size", 2: "not finite"}
     assert list(got) == [0, 2]
+    got = box(9).receive([0, 1, 2, 3, 4], of_norms(inf, inf, 1.0, 1.0, 20.0), 1)
+    assert got == {0: "not finite", 1: "not finite", 4: "20 times the usual size"}
 
 
 def test_few_uploads_are_compared_with_those_that_are_there() -> None:
@@ -339,6 +363,9 @@ def test_few_uploads_are_compared_with_those_that_are_there() -> None:
     assert mail.receive([3], of_norms(1e20), 2) == {3: "1e+20 times the usual size"}
     assert mail.receive([0, 1], of_norms(1e20, 1.0), 2) == {0: "1e+20 times the usual size"}
     assert mail.sent == [1, 2, 1, 0, 0]
+    mail = box(12)
+    assert mail.receive([0, 1, 2], of_norms(10.0, 1.0, 1.0), 1) == {}
+    assert mail.receive([0], of_norms(13.0), 2) == {0: "13 times the usual size"}  # its own last one is no measure
 
 
 def test_zeros_are_no_measure() -> None:

@@ -149,6 +149,12 @@ def test_the_reference_is_what_was_sent_else_the_first_model_else_zero() -> None
     }
 
 
+def test_a_first_model_of_another_shape_is_no_reference() -> None:
+    upload, first = {"w": numbers(1.0, 2.0), "head/v": numbers(3.0)}, {"w": numbers(5.0, 5.0, 5.0), "v": numbers(4.0)}
+    known = reference(upload, {}, lambda: first)
+    assert {name: own.tolist() for name, own in known.items()} == {"w": [0.0, 0.0], "head/v": [4.0]}
+
+
 def test_with_no_valid_model_the_reference_is_the_first_one() -> None:
     received = {"a": torch.zeros(2, 3), "valid": torch.tensor([False, False])}
     assert reference({"a": torch.zeros(3)}, received, lambda: {"a": torch.ones(3)})["a"].tolist() == [1, 1, 1]
@@ -351,3 +357,13 @@ def test_without_a_valid_model_every_client_is_held_against_its_own_first_one(mo
             known = upload if any(flags) else recipe.first_model(client, "independent")
             for name, tensor in known.items():
                 torch.testing.assert_close(row(sent, k)[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_clients_of_a_round_are_held_against_their_own_mail_and_get_noise_of_their_own(model: Model) -> None:
+    recipe, settings = Recipe(FedAvg(), model, TRAINING, 5, 7), Settings(clip=0.5, noise=2.0)
+    mail = [{"w": numbers(1.0, 2.0, 3.0)}, {"w": numbers(-4.0, 0.0, 9.0)}]
+    for number in (1, 2):
+        sent = protect(stack(mail), ("a", "b"), number, recipe, settings, mail.__getitem__)["w"]
+        for k, client in enumerate(("a", "b")):
+            noise = from_seed(7, client, number)(3)
+            torch.testing.assert_close(sent[k], (mail[k]["w"] + 2.0 * 0.5 * noise).float())

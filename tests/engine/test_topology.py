@@ -17,6 +17,7 @@ import fedc2i
 from fedc2i.config import read_toml
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Outcome, Round, Settings, federate, pool
+from fedc2i.engine.client import Recipe
 from fedc2i.engine.executor import Received, Trained, Turn
 from fedc2i.engine.looped import Looped
 from fedc2i.engine.server import Server
@@ -627,6 +628,18 @@ def test_a_server_of_a_circle_reads_nothing_else() -> None:
     assert method.seen[0].samples.tolist() == [3]
 
 
+def test_uploads_are_clipped_around_what_the_own_circle_was_sent(
+    normed: Model, make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    """With next to no room every upload is its reference: c and d stay at the mean of their own first models."""
+    federation, groups = make_federation(SIZES[:4]), write(tmp_path, "a: b\nb: a\nc: d\nd: c")
+    outcomes, _ = run(FedAvg(), normed, federation, groups, init="independent", clip=1e-9)
+    firsts = Recipe(FedAvg(), normed, TRAINING, 2, 0).first_models(federation.names, "independent")
+    for name, first in firsts.items():
+        for client, group in ((1, first[:2]), (3, first[2:])):
+            torch.testing.assert_close(outcomes[0].received[name][client], group.mean(0), rtol=0, atol=1e-6)
+
+
 # What is reported.
 
 
@@ -640,6 +653,8 @@ def test_bytes_down_is_the_mean_of_what_clients_receive(
         for topology in ("full", "ring", "random:1", write(tmp_path, "a: b, c, d\nb: a\nc: d, a\nd:"))
     }
     assert list(down.values()) == pytest.approx([4, 3, 2, (4 + 2 + 3 + 1) / 4], rel=1e-4)  # whole bytes
+    pair = write(tmp_path, "a: b, c, d\nb: a\nc: d\nd: c")  # c and d receive the same
+    assert run(FedFomo(), normed, federation, pair, rounds=1)[1][0].bytes_down == (4 + 2 + 2 + 2) * flagged // 4
     assert run(FedAvg(), normed, federation, "ring", rounds=1)[1][0].bytes_down == size
 
 

@@ -382,7 +382,7 @@ def test_a_second_node_of_an_authenticated_site_is_refused_while_the_first_is_th
 
 
 @pytest.mark.parametrize("settings", [{}, {"clients_per_round": 1}, {"topology": "ring"}, {"patience": 3}], ids=str)
-@pytest.mark.parametrize("name", ["fedavg", "fedc2i", "fedproto", "pfedgraph", "fedpac", "fedc2i-top"])
+@pytest.mark.parametrize("name", ["fedavg", "fedc2i", "fedproto", "pfedgraph", "fedcalm", "fedpac", "fedc2i-top"])
 def test_resumed_after_any_round_it_ends_with_the_same_numbers(
     name: str, settings: dict[str, Any], model: Model, make_federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
@@ -538,6 +538,41 @@ def test_unusable_uploads_do_not_count_as_answers(
     stage.grid.nodes[100].spoil = stage.grid.nodes[101].spoil = nan_upload
     with pytest.raises(UserError, match=r"round 1: 1 of the 2 sites needed answered"):
         stage.run()
+
+
+def test_a_late_model_does_not_take_the_place_of_a_newer_one(model: Model, federation: Federation) -> None:
+    coordinator = Stage(FedC2I(), model, federation, Settings(2, training=TRAINING)).coordinator
+    list(coordinator.rounds())
+    kept = coordinator._mailbox.of([1])
+    late = Answer({name: torch.zeros_like(own[0]) for name, own in kept.items()})
+    for number, taken in ((1, False), (2, False), (3, True)):
+        assert coordinator._take_late(1, late, number) is taken
+        now = coordinator._mailbox.of([1])
+        assert all(torch.equal(own, late.upload[name][None] if taken else kept[name]) for name, own in now.items())
+
+
+def test_other_uploads_make_another_course(model: Model, make_federation: Callable[..., Federation]) -> None:
+    settings, courses = Settings(2, training=TRAINING, clip=0.5, noise=1.0, evaluate_every=0), list[str]()
+    for seed in (0, 1):
+        stage = Stage(FedAvg(), model, make_federation(seed=seed), settings)
+        list(stage.coordinator.rounds(asking=lambda number, course: bool(courses.append(course))))
+    assert courses[0] == courses[2] == ""
+    assert courses[1] != courses[3]
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_a_refused_upload_makes_a_course_of_its_own(spoiled: bool, model: Model, federation: Federation) -> None:
+    """With noise: nobody knows what a site does whose upload was left out, so what follows is never asked the same."""
+    settings, courses = Settings(2, training=TRAINING, clip=0.5, noise=1.0, evaluate_every=0), list[list[str]]()
+    for _ in range(2):
+        stage, seen = Stage(FedAvg(), model, federation, settings), list[str]()
+        if spoiled:
+            stage.grid.nodes[101].spoil = nan_upload
+        list(stage.coordinator.rounds(asking=lambda number, course, seen=seen: bool(seen.append(course))))
+        courses.append(seen)
+    one, two = courses
+    assert one[0] == two[0] == ""
+    assert (one[1] == two[1]) is not spoiled
 
 
 def test_a_site_that_returns_as_another_node_is_asked_again_in_the_same_round(
