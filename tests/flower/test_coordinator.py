@@ -540,6 +540,15 @@ def test_unusable_uploads_do_not_count_as_answers(
         stage.run()
 
 
+def test_no_more_sites_are_needed_than_train(model: Model, federation: Federation) -> None:
+    """All three are asked for their scores, one of them for a model."""
+    settings = Settings(2, training=TRAINING, clients_per_round=1)
+    stage = Stage(FedAvg(), model, federation, settings, Policy(0.2, min_sites=3, poll=0.0))
+    reports = stage.run()
+    assert [len(report.participants) for report in reports] == [1, 1]
+    assert not any("needed" in line for line in stage.said)
+
+
 def test_a_late_model_does_not_take_the_place_of_a_newer_one(model: Model, federation: Federation) -> None:
     coordinator = Stage(FedC2I(), model, federation, Settings(2, training=TRAINING)).coordinator
     list(coordinator.rounds())
