@@ -84,6 +84,7 @@ def test_interval_is_mirrored_with_the_sign(values: Array) -> None:
     ("best", "other", "tied"),
     [
         ((90,), (10,), True),
+        ((80 + 1e-9, 81 + 1e-9), (80, 81), True),  # the rounding of sums in another order
         ((80, 81, 82), (80, 81, 82), True),
         ((80, 81, 82), (79, 80, 80), False),
         ((80, 90), (79.99, 89.99), False),  # paired: seeds far apart do not hide a steady difference
@@ -93,7 +94,7 @@ def test_interval_is_mirrored_with_the_sign(values: Array) -> None:
         ((81,) * 7 + (80,), (80,) * 7 + (80.1,), False),
         ((81, 81, 81, 81, 80, 80, 80), (80, 80, 80, 80, 81, 81, 81), True),
     ],
-    ids=["single", "identical", "clear", "small", "mixed", "zero", "3 of 4", "7 of 8", "4 of 7"],
+    ids=["single", "rounding", "identical", "clear", "small", "mixed", "zero", "3 of 4", "7 of 8", "4 of 7"],
 )
 def test_what_is_indistinguishable(best: tuple[float, ...], other: tuple[float, ...], tied: bool) -> None:
     assert indistinguishable(np.array(best), np.array(other)) is tied

@@ -21,7 +21,8 @@ from fedc2i.gamma import Gamma
 from fedc2i.mass import Mass
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.results import Array, Result
-from fedc2i.verdicts import DIGITS, Paired, Verdict
+from fedc2i.significance import DIGITS
+from fedc2i.verdicts import Paired, Verdict
 
 DOMAINS = 5
 CLIENTS = 20  # of each domain, which the target is for: M = 100

@@ -14,7 +14,8 @@ import numpy as np
 from fedc2i.engine import attacks as engine
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.results import Array, Result, Score
-from fedc2i.verdicts import DIGITS, Verdict
+from fedc2i.significance import DIGITS
+from fedc2i.verdicts import Verdict
 
 NONE = "none"
 FLOOR = "local"

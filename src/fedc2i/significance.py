@@ -10,6 +10,7 @@ from fedc2i.results import Array
 
 RESAMPLES = 10_000
 LEVEL = 0.95
+DIGITS = 6  # of an accuracy in percent; closer ones are equal
 
 
 def bootstrap_interval(differences: Array) -> tuple[float, float]:
@@ -33,7 +34,7 @@ def bootstrap_interval(differences: Array) -> tuple[float, float]:
 
 def indistinguishable(best: Array, other: Array) -> bool:
     """Whether the interval of best − other, paired over seeds, reaches zero; always so with a single seed."""
-    return len(best) < 2 or bootstrap_interval(best - other)[0] <= 0
+    return len(best) < 2 or bootstrap_interval(np.round(best - other, DIGITS))[0] <= 0
 
 
 def pooled_deviations(ours: float, ours_sd: float | None, theirs: float, theirs_sd: float | None) -> float | None:

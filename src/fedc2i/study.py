@@ -23,8 +23,8 @@ from fedc2i.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.plans import Observer, Plan, prepare
 from fedc2i.results import Array, Result
+from fedc2i.significance import DIGITS
 from fedc2i.store import Store
-from fedc2i.verdicts import DIGITS
 
 BENCHMARKS = ("digit5", "office10")
 OURS = "fedc2i-plus"

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from fedc2i.engine.rounds import POINTS, Point
 from fedc2i.results import Array, Result
+from fedc2i.significance import DIGITS
 from fedc2i.study import BENCHMARKS, CONTROLS, OURS, PLAIN, PRESET, Found, trial_of
-from fedc2i.verdicts import DIGITS, Paired, Verdict
+from fedc2i.verdicts import Paired, Verdict
 
 SHARE = 0.8  # of the seeds that are to be won: 8 of 10
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedc2i.results import Array
-
-DIGITS = 6  # of an accuracy in percent; closer ones are equal
+from fedc2i.significance import DIGITS
 
 
 @dataclass(frozen=True)
