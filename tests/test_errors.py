@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
 from fedc2i import UserError, config, methods, models
 from fedc2i import data as sources
-from fedc2i.errors import nearest
+from fedc2i.errors import flaw, nearest
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.plans import prepare
 from fedc2i.specs import parse
@@ -33,3 +34,17 @@ def test_a_mistyped_name_is_recognised(ask: Callable[[], object], meant: str) ->
 @pytest.mark.parametrize("name", ["", "xyzzy", "gamma", "\x1b[2Jgamma" * 50, 7, None])
 def test_nothing_is_made_up(name: object) -> None:
     assert nearest(name, ("gamma", "rounds")) == ""
+
+
+def test_a_flaw_is_told_in_words_about_the_file() -> None:
+    found = [
+        (lambda: {}["data"], "no entry 'data'"),
+        (lambda: len(cast(Any, 3)), "an entry is of another type"),
+        (lambda: int("x"), "invalid literal for int() with base 10: 'x'"),
+        (lambda: [][0], "list index out of range"),
+    ]
+    for fail, said in found:
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            fail()
+        assert flaw(caught.value) == said
+    assert flaw(ValueError()) == "ValueError"

@@ -212,9 +212,12 @@ def test_a_summary_of_something_else_is_a_line(folder: Path, change: dict[str, A
 
 @pytest.mark.parametrize("line", ["3", "{}", '{"seed": 0}', '{"seed": 0, "round": 1, "client": "z"}', "nonsense"])
 def test_a_line_of_metrics_of_something_else_is_a_line(folder: Path, line: str) -> None:
-    with (folder / "metrics.jsonl").open("a") as file:
+    path = folder / "metrics.jsonl"
+    number = len(path.read_text().splitlines()) + 1
+    with path.open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(UserError, match=r": not a complete run \(.+\); remove it and run again$"):
+    said = rf": not a complete run \(metrics\.jsonl, line {number}: .+\); remove it and run again$"
+    with pytest.raises(UserError, match=said):
         read_run(folder)
 
 

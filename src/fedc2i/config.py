@@ -173,7 +173,7 @@ def make(method: type[Method], values: Mapping[str, Any], where: str = "setting"
             settings[name] = convert(value, hints[name], f"{where} '{name}'")
         else:
             allowed = f"{method.name or method.__name__} has {', '.join(own) or 'no options'}"
-            hint = nearest(name, (*own, *run_settings()))
+            hint = nearest(name, ("method", *own, *run_settings()))
             everywhere = ", ".join(run_settings())
             raise UserError(f"unknown {where} '{one_line(name)}'{hint}; {allowed}; every run has {everywhere}")
     return Config(**settings, options=options)

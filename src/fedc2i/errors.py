@@ -32,6 +32,15 @@ def one_line(text: object, most: int = 200) -> str:
     return " ".join(printable(said).split())[:most]
 
 
+def flaw(error: Exception) -> str:
+    """What is wrong with a file's contents, from the exception that reading them ended in."""
+    if isinstance(error, KeyError):
+        return f"no entry {one_line(error)}"
+    if isinstance(error, (TypeError, AttributeError)):  # their words are about Python's objects
+        return "an entry is of another type"
+    return one_line(error) or type(error).__name__
+
+
 def nearest(name: object, allowed: Iterable[str]) -> str:
     """`` (did you mean 'gamma'?)`` for a name that looks like a mistyped one, else nothing."""
     found = difflib.get_close_matches(one_line(name, 60).lower(), [*allowed], n=1, cutoff=0.7)

@@ -27,7 +27,7 @@ from fedc2i.config import Config
 from fedc2i.data.federation import Federation
 from fedc2i.engine import Round
 from fedc2i.engine.saving import Start, State, ends_of
-from fedc2i.errors import UserError, one_line
+from fedc2i.errors import UserError, flaw, one_line
 from fedc2i.runs import read_json, to_json, write_atomically, writing
 from fedc2i.version import versions
 
@@ -82,7 +82,7 @@ class Begun:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
+            raise UserError(f"{path}: cannot be read ({flaw(error)})") from None
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Begun:

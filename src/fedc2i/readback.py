@@ -16,7 +16,7 @@ from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.engine import Round
 from fedc2i.engine.reporting import LARGE
 from fedc2i.engine.rounds import POINTS, Point
-from fedc2i.errors import UserError, one_line
+from fedc2i.errors import UserError, flaw, one_line
 from fedc2i.methods.base import Method
 from fedc2i.plugins import is_plugin
 from fedc2i.results import Result
@@ -87,7 +87,7 @@ def read_run(folder: Path | str) -> Result:
         if not all(set(members) <= set(federation.names) for members in federation.averages.values()):
             raise ValueError("averages over clients that are not there")
     except _DAMAGED as error:
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}: {one_line(error)})") from None
+        raise UserError(f"{path}: cannot be read ({flaw(error)})") from None
     for seed in config.seeds:
         result.rounds += read_rounds(folder, federation.names, seed, complete=False)
     return result
@@ -135,7 +135,7 @@ def read_rounds(folder: Path, names: tuple[str, ...], seed: int, complete: bool 
             for number in range(1, last + 1)
         ]
     except (*_DAMAGED, UserError) as error:
-        raise UserError(f"{folder}: not a complete run ({one_line(error)}); remove it and run again") from None
+        raise UserError(f"{folder}: not a complete run ({flaw(error)}); remove it and run again") from None
 
 
 def _read_metrics(path: Path, names: tuple[str, ...], seed: int) -> dict[int, dict[Point, list[dict[str, float]]]]:
@@ -152,7 +152,7 @@ def _read_metrics(path: Path, names: tuple[str, ...], seed: int) -> dict[int, di
                 value = np.nan if entry["value"] is None else float(entry["value"])  # null: it was not finite
                 points[entry["point"]][names.index(entry["client"])][_text(entry["metric"])] = value
             except _DAMAGED as error:
-                raise ValueError(f"{path.name}, line {number}: {one_line(error)}") from None
+                raise ValueError(f"{path.name}, line {number}: {flaw(error)}") from None
     return rounds
 
 
@@ -193,7 +193,7 @@ def _read_summary(folder: Path) -> dict[str, Any]:
         raise ValueError(f"summary.json has more than {MOST_BYTES:,} bytes")
     summary = json.loads(content.decode("utf-8"))
     if not isinstance(summary, dict):
-        raise TypeError("summary.json is not a table")
+        raise ValueError("summary.json is not a table")
     return summary
 
 
@@ -217,11 +217,11 @@ def _method(wanted: str, options: Mapping[str, Any], summary: Mapping[str, Any])
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"text is expected, got {one_line(value)}")
+        raise ValueError(f"text is expected, got {one_line(value)}")
     return value
 
 
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise TypeError(f"a list of texts is expected, got {one_line(value)}")
+        raise ValueError(f"a list of texts is expected, got {one_line(value)}")
     return tuple(map(_text, value))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedc2i.errors import UserError, one_line
+from fedc2i.errors import UserError, flaw
 from fedc2i.intervals import FILE, VERSION
 from fedc2i.report.html.insights import digits
 
@@ -68,7 +68,7 @@ def read_sure(folder: Path, clients: Sequence[str]) -> Sure | None:
         return None if found["vector"] is None else _sure(found)
     except _DAMAGED as error:
         again = f"`fedc2i influence show {folder}` writes it anew"
-        raise UserError(f"{path}: cannot be read ({type(error).__name__}: {one_line(error)}); {again}") from None
+        raise UserError(f"{path}: cannot be read ({flaw(error)}); {again}") from None
 
 
 def _sure(found: dict[str, Any]) -> Sure:
