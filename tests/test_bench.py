@@ -226,6 +226,7 @@ def test_memory_of_children_counts() -> None:
     assert 190 < during["pss"] - before["pss"] < 260
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not memory.PROC.joinpath("self", "status").exists(), reason="needs /proc")
 def test_scale_check_notes_memory_and_stops_at_the_last_mark() -> None:
     task = {"method": "fedc2i_first_order", "clients": 20, "marks": [1, 3], "seconds": 600}

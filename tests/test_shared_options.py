@@ -187,12 +187,13 @@ def test_each_phase_of_fedrep_against_the_oracle(how: str, federation: Federatio
 def test_every_engine_agrees(
     name: str, participation: str, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
 ) -> None:
-    """Unequal clients and BatchNorm, in double precision."""
+    """Unequal clients and BatchNorm, in double precision; workers, who compute as one process does, with a few."""
     model, federation = in_double(make_model(batch_norm=True)), make_federation(sizes=SIZES, validation=2)
     method, settings = Method.registry[name](anchor=0.3, average=True), {"clients_per_round": participation}
     looped, reports = run(method, model, federation, **settings)
     ways = {"stacked": (1e-5, 1e-9), "workers": (0, 0)}
-    for how, (rtol, atol) in ways.items() if participation == "100%" else [("stacked", ways["stacked"])]:
+    in_workers = participation == "100%" and name in ("fedavg", "fedc2i", "fedrep", "fedrod", "ditto")
+    for how, (rtol, atol) in ways.items() if in_workers else [("stacked", ways["stacked"])]:
         other, others = run(method, model, federation, executor=how, workers=2, **settings)
         assert_same_model(other.trained, looped.trained, rtol=rtol, atol=atol)
         assert_same_model(other.received, looped.received, rtol=rtol, atol=atol)

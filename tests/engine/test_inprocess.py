@@ -198,37 +198,6 @@ def test_one_seed_one_result(name: str, executor: str, normed: Model, federation
     assert differs(run(method, normed, federation, rounds=2, executor=executor, seed=1)[0], first)
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
-def test_looped_and_stacked_agree(name: str, normed: Model, federation: Federation) -> None:
-    method = Method.registry[name]()
-    looped, reports = run(method, normed, federation, rounds=2, training=SMOOTH)
-    stacked, stacked_reports = run(method, normed, federation, rounds=2, training=SMOOTH, executor="stacked")
-    assert_same_outcome(stacked, looped, rtol=1e-4, atol=1e-5)
-    for one, two in zip(reports, stacked_reports, strict=True):
-        for point, metrics in one.metrics.items():
-            for a, b in zip(metrics, two.metrics[point], strict=True):
-                assert a == pytest.approx(b, rel=1e-3)
-        assert one.influence.keys() == two.influence.keys()
-        for kind, values in one.influence.items():
-            np.testing.assert_allclose(two.influence[kind], values, rtol=1e-3, atol=1e-5)
-        assert (one.bytes_up, one.bytes_down) == (two.bytes_up, two.bytes_down)
-
-
-@pytest.mark.parametrize("participation", [2, "40%"])
-@pytest.mark.parametrize("name", EVERY_METHOD)
-def test_looped_and_stacked_agree_with_partial_participation_and_validation(
-    name: str, participation: Any, normed: Model, make_federation: Callable[..., Federation]
-) -> None:
-    federation, method = make_federation(sizes=SIZES, validation=3), Method.registry[name]()
-    settings = {"clients_per_round": participation, "training": SMOOTH}
-    looped, reports = run(method, normed, federation, **settings)
-    stacked, others = run(method, normed, federation, **settings, executor="stacked")
-    assert_same_outcome(stacked, looped, rtol=1e-4, atol=1e-5)
-    assert [report.participants for report in reports] == [report.participants for report in others]
-    assert "validation_accuracy" in others[-1].metrics["trained"][0]
-    assert others[-1].metrics["trained"][0] == pytest.approx(reports[-1].metrics["trained"][0], rel=1e-3)
-
-
 @pytest.mark.parametrize("sizes", [(10, 10), (12, 20, 7)])
 def test_padding_does_not_enter_batch_statistics(
     sizes: tuple[int, ...], make_model: Callable[..., Model], make_federation: Callable[..., Federation]

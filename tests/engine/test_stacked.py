@@ -107,8 +107,9 @@ def assert_close_runs(
 # Every method.
 
 
-@pytest.mark.parametrize("participation", ["100%", "50%"])
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize(
+    ("name", "participation"), [*((name, "100%") for name in EVERY_METHOD), *((name, "50%") for name in OF_THEIR_OWN)]
+)
 def test_as_one_after_the_other(
     name: str, participation: str, convolutional: Model, make_federation: Callable[..., Federation]
 ) -> None:
@@ -132,15 +133,15 @@ def test_lenet_in_single_precision(name: str, method: Method, make_federation: C
 
 @pytest.mark.parametrize("name", OF_THEIR_OWN)
 def test_in_parts_as_all_at_once(name: str, normed: Model, make_federation: Callable[..., Federation]) -> None:
-    """Two seeds of four clients: single clients, and three and one; pairs are below."""
+    """Two seeds of four clients: three and one, and for some methods single clients; pairs are below."""
     federation = make_federation(sizes=SIZES, validation=2)
     both = partial(run, Method.registry[name](), normed, federation, seeds=(0, 5), rounds=2)
     together = both(clients_at_once=0)
-    for at_once in (1, 3):
+    for at_once in (1, 3) if name in ("fedc2i", "ditto", "fedrod", "fedproto") else (3,):
         assert_close_runs(both(clients_at_once=at_once), together, rtol=1e-6)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 4])
+@pytest.mark.parametrize("at_once", [1, 3])
 def test_in_parts_with_partial_participation(
     at_once: int, convolutional: Model, make_federation: Callable[..., Federation]
 ) -> None:

@@ -455,7 +455,7 @@ def test_two_groups_are_two_federations(
 # `full` is what it was; executors agree.
 
 
-@pytest.mark.parametrize("participation", ["100%", "40%"])
+@pytest.mark.parametrize("participation", ["100%", pytest.param("40%", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_all_neighbours_are_no_topology(
     name: str, participation: str, normed: Model, make_federation: Callable[..., Federation], tmp_path: Path
@@ -478,7 +478,9 @@ def test_full_is_one_turn_a_seed(
     assert seen.turns == [3, 3, 3]
 
 
-@pytest.mark.parametrize(("topology", "participation"), [("ring", "100%"), ("random:2", "40%")])
+@pytest.mark.parametrize(
+    ("topology", "participation"), [("ring", "100%"), pytest.param("random:2", "40%", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_stacked_as_one_after_the_other(
     name: str, topology: str, participation: str, normed: Model, make_federation: Callable[..., Federation]

@@ -381,8 +381,19 @@ def test_a_second_node_of_an_authenticated_site_is_refused_while_the_first_is_th
 # A coordinator that is killed and started again.
 
 
-@pytest.mark.parametrize("settings", [{}, {"clients_per_round": 1}, {"topology": "ring"}, {"patience": 3}], ids=str)
-@pytest.mark.parametrize("name", ["fedavg", "fedc2i", "fedproto", "pfedgraph", "fedcalm", "fedpac", "fedc2i-top"])
+RESUMED = ("fedavg", "fedc2i", "fedproto", "pfedgraph", "fedcalm", "fedpac", "fedc2i-top")
+WITH_A_STATE = ("fedc2i", "fedcalm", "fedc2i-top")  # at the clients, at the server, at both
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param(name, settings, marks=() if not settings or name in WITH_A_STATE else pytest.mark.slow)
+        for name in RESUMED
+        for settings in ({}, {"clients_per_round": 1}, {"topology": "ring"}, {"patience": 3})
+    ],
+    ids=str,
+)
 def test_resumed_after_any_round_it_ends_with_the_same_numbers(
     name: str, settings: dict[str, Any], model: Model, make_federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
