@@ -7,7 +7,7 @@ INSTALL := $(PIP) install --quiet -c constraints.txt
 
 # One process a core, each with one thread; the tests of a file stay together, as they share fixtures and workers.
 PARALLEL := OMP_NUM_THREADS=1
-SPREAD := -n auto --maxprocesses 8 --dist loadfile
+SPREAD := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-slow coverage bench docs lint install install-dev clean help
 

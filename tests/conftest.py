@@ -20,6 +20,13 @@ hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("suite")
 CLASSES = 4
 SIDE = 16
+# Few tests that take long: begun last, they would leave the other processes idle at the end.
+LONG = ("test_deployment.py", "test_simulation.py", "test_kill_matrix.py", "test_long_and_wide.py", "test_processes.py",
+        "test_examples.py", "test_docs.py", "test_browser.py", "test_study.py", "test_workers.py")  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def _split(count: int, labels: Sequence[int], tint: int, generator: torch.Generator) -> Split:
