@@ -164,20 +164,36 @@ def test_check_finds(tmp_path: Path, kind: str, message: str) -> None:
     assert "PROBLEM" in run("check", "usps").stdout
 
 
-def test_other_published_files_are_converted_anew(tmp_path: Path) -> None:
-    """Those of another data folder are not hidden by what the cache holds of the first."""
+def test_other_published_files_have_a_place_of_their_own(tmp_path: Path) -> None:
+    """Those of another data folder are not hidden by what the cache holds of the first, nor take its place."""
 
-    def state() -> tuple[str, str]:
-        before = next(entry["state"] for entry in run_json("ls")["domains"] if entry["domain"] == "usps")
+    def entry() -> tuple[str, str]:
+        found = next(entry for entry in run_json("ls")["domains"] if entry["domain"] == "usps")
+        return found["state"], Path(found["paths"][0]).name
+
+    def used() -> list[tuple[str, str]]:
+        before = entry()
         digit5.load("usps", data_dir=None, image_size=None)
-        return before, cache.sha256(cache.file_of("digit5", "usps"))
+        return [before, entry()]
 
     path = usps(tmp_path)
-    first, again = state(), state()
-    assert (first[0], again) == ("raw", ("cached", first[1]))
+    assert used() == [("raw", "usps.h5"), ("cached", "usps.npz")]
+    kept = cache.sha256(cache.file_of("digit5", "usps"))
     usps(tmp_path, 1500)
-    other = state()
-    assert (other[0], state()) == ("raw", ("cached", other[1]))
-    assert other[1] != first[1]
+    (_, (state, other)) = found = used()
+    assert found[0] == ("raw", "usps.h5")
+    assert state == "cached"
+    assert other.startswith("usps-")
+    assert used() == [("cached", other)] * 2
+    assert cache.sha256(cache.file_of("digit5", "usps")) == kept
     path.unlink()
-    assert state() == ("cached", other[1])
+    assert used() == [("cached", "usps.npz")] * 2
+
+
+def test_files_that_come_and_go_as_people_look_are_no_others(tmp_path: Path) -> None:
+    (tmp_path / "amazon" / "bike").mkdir(parents=True)
+    (tmp_path / "amazon" / "bike" / "1.jpg").write_bytes(b"image")
+    before = cache.fingerprint(tmp_path / "amazon")
+    for name in (".DS_Store", "Thumbs.db"):
+        (tmp_path / "amazon" / "bike" / name).write_bytes(b"more")
+    assert cache.fingerprint(tmp_path / "amazon") == before

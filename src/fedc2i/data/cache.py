@@ -19,6 +19,7 @@ import numpy as np
 
 from fedc2i.errors import UserError
 
+LEFT = ("thumbs.db", "desktop.ini")  # by Windows, wherever somebody looked at the images
 _MAX_MANIFEST = 2**20
 _AGAIN = "run `fedc2i data prepare` again"
 
@@ -114,16 +115,22 @@ def verify(path: Path) -> Manifest | None:
     return found
 
 
-def is_made_from(path: Path, sources: Sequence[Path]) -> bool:
-    """Whether the manifest beside ``path`` tells of files of these names and sizes, or cannot tell.
+def file_for(source: str, key: str, sources: Sequence[Path]) -> Path:
+    """Where the domain converted from these files lies or belongs: `file_of`, unless that was made from others.
 
-    Their contents are not read again: that would take as long as converting them.
+    Files are told apart by names and sizes. Their contents are not read again, which would take as long as converting.
     """
+    usual = file_of(source, key)
+    if not sources or not usual.is_file():
+        return usual
+    sizes = [_measure(file) for file in sources]
     try:
-        found = manifest(path)
+        found = manifest(usual)
     except UserError:  # whoever reads the file says so
-        return True
-    return found is None or [(one.name, one.bytes) for one in found.sources] == [_measure(file) for file in sources]
+        return usual
+    if found is None or [(one.name, one.bytes) for one in found.sources] == sizes:
+        return usual
+    return file_of(source, f"{key}-{hashlib.sha256(repr(sizes).encode()).hexdigest()[:12]}")
 
 
 def sha256(path: Path) -> str:
@@ -151,7 +158,9 @@ def _measure(path: Path) -> tuple[str, int]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file())
+    """All but hidden ones and those that Windows leaves, which come and go as people look at images."""
+    found = (file for file in folder.rglob("*") if not file.name.lower().startswith((".", *LEFT)))
+    return sorted(file for file in found if file.is_file())
 
 
 def _manifest_of(path: Path) -> Path:

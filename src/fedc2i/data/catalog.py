@@ -2,7 +2,7 @@
 
 A domain is taken from the first of: an npz in the data folder, the cache of converted data, and published
 files anywhere in the data folder, which are converted into the cache once. Published files of other names or sizes
-than those the cached ones were made from are converted anew.
+than those the cache was made from have a file of their own there.
 """
 
 from __future__ import annotations
@@ -196,13 +196,13 @@ def locate(domains: Sequence[Domain], data_dir: Path | None, *, raw_only: bool =
     found: list[DomainStatus] = []
     for domain in domains:
         ready = [folder / domain.source / f"{domain.key}.npz", folder / f"{domain.key}.npz"]
-        cached = cache.file_of(domain.source, domain.key)
         if not raw_only and (files := [file for file in ready if file.is_file()]):
             found.append(DomainStatus(domain, "ready", (files[0],)))
             continue
         inside = list(_folders(folder)) if inside is None else inside
         raw = _match(domain, inside)
-        if not raw_only and cached.is_file() and (not raw or cache.is_made_from(cached, raw)):
+        cached = cache.file_for(domain.source, domain.key, raw)
+        if not raw_only and cached.is_file():
             found.append(DomainStatus(domain, "cached", (cached,)))
         else:
             found.append(DomainStatus(domain, "raw" if raw else "missing", raw))
@@ -236,7 +236,7 @@ def obtain(entry: DomainStatus, convert: Convert) -> Prepared:
         UserError: if a file is damaged, or differs from its checksum.
     """
     if entry.state == "raw":
-        return prepare(entry, convert)
+        return prepare(entry, convert, cache.file_for(entry.domain.source, entry.domain.key, entry.paths))
     (path,) = entry.paths
     manifest = cache.verify(path)
     if manifest is None and entry.state == "cached":
@@ -245,10 +245,10 @@ def obtain(entry: DomainStatus, convert: Convert) -> Prepared:
     return Prepared(train, test, manifest.notes if manifest else (), manifest is not None)
 
 
-def prepare(entry: DomainStatus, convert: Convert) -> Prepared:
-    """Convert a domain's published files into the cache and return what was written."""
+def prepare(entry: DomainStatus, convert: Convert, target: Path | None = None) -> Prepared:
+    """Convert a domain's published files into the cache, in the usual place by default; return what was written."""
     domain = entry.domain
-    target = cache.file_of(domain.source, domain.key)
+    target = target or cache.file_of(domain.source, domain.key)
     logger.info("%s: converting %s into %s, once", domain.client, entry.paths[0].name, target)
     train, test, notes = convert(domain, entry.paths)
     arrays: dict[str, np.ndarray[Any, Any]] = {"x_train": train[0], "y_train": train[1]}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedc2i.data import images
+from fedc2i.data import cache, images
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.data.partition import stratified_order
 from fedc2i.errors import UserError
@@ -26,7 +26,6 @@ from fedc2i.errors import UserError
 SIZE = 32
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 PARTS = {"train": "train", "test": "test", "validation": "validation", "val": "validation"}
-_LEFT = ("thumbs.db", "desktop.ini")  # by Windows, wherever somebody looked at the images
 LAYOUTS = "DIR/<client>/<class>/* or DIR/<client>/{train,test}/<class>/*"
 
 Files = list[tuple[str, Path]]  # (class, image file)
@@ -85,7 +84,7 @@ def entries(directory: Path) -> list[Path]:
         UserError: if it cannot be read, or holds a symbolic link that is broken or leads back to it.
     """
     try:
-        paths = [path for path in directory.iterdir() if not path.name.lower().startswith((".", *_LEFT))]
+        paths = [path for path in directory.iterdir() if not path.name.lower().startswith((".", *cache.LEFT))]
     except OSError as error:
         raise UserError(f"{directory}: not a readable directory ({error.strerror})") from None
     paths = [path for path in paths if path.is_dir() or path.stem.lower() != "readme"]
