@@ -134,7 +134,7 @@ def test_other_rounds_than_the_protocols_are_called_a_trial() -> None:
     federation = blank_federation(["A", "C"], name="office10", preset={"rounds": 40})
     rows = {name: made_up(federation, {0: [[50, 50]]}, method=methods.get(name)()) for name in (*UNTUNED, *GRID)}
     assert verdict({"office10": rows}).sentences[:2] == (
-        "Without digit5; the targets are for digit5 and office10.",
+        "Without digit5: the targets are for digit5 and office10, so none is decided.",
         "A trial of office10, rounds: 1 for the protocol's 40. It proves nothing.",
     )
     assert not any("trial" in sentence for sentence in verdict(found()).sentences)
@@ -483,9 +483,11 @@ def test_one_benchmark_alone(data: Path, tmp_path: Path) -> None:
     assert answer.code == 0, answer.err
     assert "; 13 runs to go" in answer.err
     said = json.loads(answer.out)["verdict"]
-    assert said[0] == "Without digit5; the targets are for digit5 and office10."
-    assert not any("on digit5" in sentence for sentence in said)
-    paired = (out / TRIAL / "plus-paired.md").read_text(encoding="utf-8")
+    assert said[0] == "Without digit5: the targets are for digit5 and office10, so none is decided."
+    assert json.loads(answer.out)["targets"] == {}
+    assert not any("on digit5" in sentence or "arget" in sentence for sentence in said[1:])
+    assert not (out / TRIAL).exists()  # nothing takes the place of the tables of both
+    paired = (out / "only-office10" / TRIAL / "plus-paired.md").read_text(encoding="utf-8")
     assert said[0] in paired
     assert "digit5 Avg" not in paired
     refused = plus(data, out, "--benchmarks", "mnist")

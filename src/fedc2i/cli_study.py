@@ -17,7 +17,7 @@ from fedc2i.report import many as crowd_tables
 from fedc2i.report import study as tables
 from fedc2i.runs import to_json
 from fedc2i.store import Store
-from fedc2i.study import Study
+from fedc2i.study import BENCHMARKS, Study
 from fedc2i.study_verdict import verdict
 from fedc2i.verdicts import Verdict
 
@@ -52,11 +52,12 @@ def plus(
     """FedC²I⁺ against baselines and controls with the same extras; what is computed already is kept.
 
     Settings are chosen on validation data with seeds of their own; then every method runs with the reported seeds.
-    With one benchmark alone the tables show that part. A first look, in minutes: --no-tuning --seeds 0 --rounds 5.
+    One benchmark's tables have a folder of their own. A first look, in minutes: --no-tuning --seeds 0 --rounds 5.
     """
     settings, store = _settings(data_dir, seeds, rounds, device), Store(out / "runs")
     work = Study(settings, tuning_seeds if tuning else None, store, benchmarks)
-    folder = _folder(out, rounds)
+    part = out if set(work.benchmarks) == set(BENCHMARKS) else out / f"only-{'-'.join(work.benchmarks)}"
+    folder = _folder(part, rounds)
     undecided = bool(work.tuning_left())
     if not undecided:
         work.tune()

@@ -70,6 +70,7 @@ class Study:
     """The study's runs, planned and checked before anything is computed.
 
     Attributes:
+        benchmarks: the data sets.
         seeds: those reported.
         tuning_seeds: those that settings are chosen with; none: the presets are reported.
         chosen: by benchmark and tuned method its setting; the preset until `tune` has chosen.
@@ -88,10 +89,10 @@ class Study:
         Raises:
             UserError: for anything that is unknown or does not fit.
         """
-        self._benchmarks = listed("--benchmarks", benchmarks, BENCHMARKS)
+        self.benchmarks = listed("--benchmarks", benchmarks, BENCHMARKS)
         self.seeds = parse_seeds(settings["seeds"])
         self.tuning_seeds = () if tuning_seeds is None else _tuning_seeds(tuning_seeds, self.seeds)
-        self.chosen = {(data, name): methods.get(name)() for data in self._benchmarks for name in GRID}
+        self.chosen = {(data, name): methods.get(name)() for data in self.benchmarks for name in GRID}
         self.tuned: dict[tuple[str, str], list[Result]] = {}
         self._store = store
         self._plans: dict[tuple[str, Method], Plan] = {}
@@ -99,7 +100,7 @@ class Study:
         settings_of_grid = [method for name in GRID for method in grid(name)]
         parts = [part for method in (methods.get(OURS)(), *grid(OURS)) for part in without(method).values()]
         wanted = list(dict.fromkeys([*presets, *settings_of_grid, *parts]))
-        for data in self._benchmarks:
+        for data in self.benchmarks:
             plans = prepare(wanted, {"evaluate_every": 0, **settings}, data)
             self._plans |= {(data, method): plan for method, plan in zip(wanted, plans, strict=True)}
             if self.tuning_seeds and not any(len(client.validation.y) for client in plans[0].federation.clients):
@@ -136,14 +137,14 @@ class Study:
     def _wanted(self) -> tuple[dict[str, dict[str, Method]], dict[str, dict[str, Method]]]:
         """The rows of both by benchmark; a preset has its own where the choice differs from it on any benchmark."""
         main: dict[str, dict[str, Method]] = {}
-        for data in self._benchmarks:
+        for data in self.benchmarks:
             main[data] = {name: methods.get(name)() for name in UNTUNED}
             for name in GRID:
                 preset = methods.get(name)()
-                differs = any(self.chosen[other, name] != preset for other in self._benchmarks)
+                differs = any(self.chosen[other, name] != preset for other in self.benchmarks)
                 main[data] |= {name + PRESET: preset} if differs else {}
                 main[data][name] = self.chosen[data, name]
-        ours = {data: self.chosen[data, OURS] for data in self._benchmarks}
+        ours = {data: self.chosen[data, OURS] for data in self.benchmarks}
         return main, {data: {OURS: method, **without(method)} for data, method in ours.items()}
 
     def _missing(self, wanted: Sequence[tuple[str, Method]], seeds: tuple[int, ...]) -> list[Plan]:

@@ -32,7 +32,7 @@ def compare(found: Found) -> dict[tuple[str, str, Point], Paired]:
 
 
 def verdict(found: Found) -> Verdict:
-    """What the numbers say about the targets, met or missed.
+    """What the numbers say about the targets, met or missed; of one benchmark alone neither.
 
     Best mean: above every other method's row, preset rows of the controls included, at both points on all benchmarks.
     Wins: at least 80 % of the seeds, rounded up, on each benchmark against each of those named.
@@ -69,6 +69,8 @@ def verdict(found: Found) -> Verdict:
     for data in found:
         stand = ", ".join(_standing(pairs[data, name, "trained"], titles[name]) for name in CONTROLS)
         said.append(f"Against the controls, which have the same extras, on {data} at trained it is {stand}.")
+    if set(found) < set(BENCHMARKS):
+        return Verdict({}, tuple(line for line in said if not line.startswith("Target")))
     met = sum(targets.values())
     said.append(f"Overall the target is {_met(met == len(targets))}: {met} of its {len(targets)} parts are met.")
     return Verdict(targets, tuple(said))
@@ -77,7 +79,9 @@ def verdict(found: Found) -> Verdict:
 def trial(found: Found) -> list[str]:
     """A warning for every benchmark with other rounds than the protocol's, and where one is missing."""
     both = " and ".join(BENCHMARKS)
-    missing = [f"Without {data}; the targets are for {both}." for data in BENCHMARKS if data not in found]
+    missing = [
+        f"Without {data}: the targets are for {both}, so none is decided." for data in BENCHMARKS if data not in found
+    ]
     return missing + [note for data, rows in found.items() for note in trial_of(data, rows[OURS])]
 
 
