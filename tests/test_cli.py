@@ -18,6 +18,7 @@ from PIL import Image
 
 from fedc2i import Federation
 from fedc2i.cli import main
+from fedc2i.cli_common import resumable
 from fedc2i.methods.base import Method
 from helpers import QUICK, call, files_below, write_arrays
 
@@ -345,6 +346,12 @@ def test_mistakes_in_a_file(content: str) -> None:
 def test_what_was_meant_is_asked_once() -> None:
     assert call("rum").err.count("Did you mean") == 1
     assert call("run", "--round", "3").err.count("Did you mean") == 1
+
+
+def test_an_engine_that_cannot_go_on_does_not_offer_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), resumable(Path("run"), "flower-sim"):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == ""
 
 
 def test_interrupt_is_no_traceback(data: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def run(
         plans = prepare([named], {name: value for name, value in values.items() if name != "method"})
         plans[0].require_engine()
     folder = new_folder(out, f"{slug(plans[0].key)}-{slug(plans[0].config.data)}")
-    with resumable(folder), _watching(plans, folder) as view, tracking:
+    with resumable(folder, plans[0].config.engine), _watching(plans, folder) as view, tracking:
         result = api.execute(plans[0], folder, trackers.Observers(view, tracking))
     show([result], folder, json)
 
@@ -153,7 +153,7 @@ def compare(
         plans = prepare(wanted, {name: value for name, value in values.items() if name != "method"})
         plans[0].require_engine()
     folder = new_folder(out, f"compare-{slug(plans[0].config.data)}")
-    with resumable(folder), _watching(plans, folder) as view, tracking:
+    with resumable(folder, plans[0].config.engine), _watching(plans, folder) as view, tracking:
         found = api.execute_all(plans, folder, trackers.Observers(view, tracking))
     show(found, folder, json)
 

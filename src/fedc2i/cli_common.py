@@ -75,12 +75,13 @@ def naming(file: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """Who interrupts a run is told how to go on with it."""
+def resumable(folder: Path, engine: str = "inprocess") -> Iterator[None]:
+    """Who interrupts a run is told how to go on with it, where the engine can."""
     try:
         yield
     except KeyboardInterrupt:
-        print(f"To go on: fedc2i resume {shlex.quote(str(folder))}", file=sys.stderr, flush=True)
+        if engine == "inprocess":
+            print(f"To go on: fedc2i resume {shlex.quote(str(folder))}", file=sys.stderr, flush=True)
         raise
 
 

@@ -551,6 +551,24 @@ def test_unusable_uploads_do_not_count_as_answers(
         stage.run()
 
 
+def test_a_state_of_an_earlier_version_has_no_reasons(model: Model, federation: Federation) -> None:
+    stage = Stage(FedAvg(), model, federation, Settings(2, training=TRAINING))
+    stage.grid.nodes[101].spoil = nan_upload
+    states = list[checkpoint.Checkpoint | None]()
+    for _ in stage.coordinator.rounds(lambda: states.append(stage.coordinator.checkpoint())):
+        break
+    assert states[0] is not None
+    opened = states[0].values["open"]
+    assert opened["refused"] == {"b": "not finite"}
+    stage.coordinator = stage.new_coordinator()
+    old = {**states[0].values, "open": {**opened, "refused": ["b"]}}
+    stage.coordinator.restore(states[0]._replace(values=old))
+    assert [(report.refused, report.why) for report in stage.run()] == [
+        (("b",), {"b": "not usable"}),
+        (("b",), {"b": "not finite"}),
+    ]
+
+
 def test_no_more_sites_are_needed_than_train(model: Model, federation: Federation) -> None:
     """All three are asked for their scores, one of them for a model."""
     settings = Settings(2, training=TRAINING, clients_per_round=1)

@@ -132,7 +132,10 @@ class Coordinator:
         self._samples[:] = torch.tensor(list(saved.values["samples"].values()))  # servers read the same tensor
         self._mailbox.restore(part("mailbox/"), saved.values["sent"])
         opened = dict(saved.values["open"])
-        self._open = _Open(**opened | {"participants": tuple(opened["participants"])})
+        refused = opened["refused"]
+        if not isinstance(refused, dict):  # an earlier version wrote no reasons
+            refused = dict.fromkeys(refused, "not usable")
+        self._open = _Open(**opened | {"participants": tuple(opened["participants"]), "refused": refused})
         self._before = [(part(f"server{s}/"), int(number)) for s, number in enumerate(saved.values["combined"])]
         for s, server in enumerate(self._servers):
             (server.state, number), server.reports = self._before[s], part(f"reports{s}/")

@@ -96,8 +96,12 @@ def federate(
                 recipe = Recipe(method, model, settings.training, settings.rounds, seed)
                 work, classes = Assignment(recipe, settings), len(federation.classes)
                 expected = expected_upload(work, federation.clients[0], classes)
+
+                def said(line: str, seed: int = seed) -> None:
+                    say(f"seed {seed}, {line}")
+
                 run = Coordinator(
-                    fleet, samples, work, expected, classes, policy, f"seed{seed}", say=say, on_client=on_client
+                    fleet, samples, work, expected, classes, policy, f"seed{seed}", say=said, on_client=on_client
                 )
                 for report in run.rounds():
                     if on_round is not None:
