@@ -34,6 +34,7 @@ _ABOVE = (
     "averaging.py",
     "checkpoint.py",
     "cli.py",
+    "cli_common.py",
     "cli_coordinator.py",
     "cli_data.py",
     "cli_flower.py",
@@ -200,7 +201,7 @@ def _code(kind: type[Method]) -> str:
 
 @functools.cache
 def _methods_imported(file: Path, root: Path) -> list[Path]:
-    """The files of ``fedc2i.methods`` that a file imports from."""
+    """The files of ``fedc2i.methods`` that a file imports from by their full names."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.ImportFrom) and node.module:
