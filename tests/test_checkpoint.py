@@ -66,6 +66,12 @@ def test_a_damaged_later_one_is_none_of_the_two(tmp_path: Path) -> None:
     assert latest(tmp_path) == 6
 
 
+def test_a_later_one_that_the_run_did_not_go_on_from_is_gone(tmp_path: Path) -> None:
+    save(tmp_path, 5, 10, 6)
+    assert latest(tmp_path) == 6
+    assert {name.partition(".")[0] for name in names(tmp_path)} == {"round000005", "round000006"}
+
+
 def test_each_file_is_on_the_disk_before_its_name_and_what_makes_it_count_comes_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

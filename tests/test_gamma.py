@@ -37,7 +37,9 @@ from helpers import QUICK, call, write_arrays
 from oracles.fedc2i import Problem, by_powers
 
 EACH = ("ramp(4)", "scaled(7)", "perplexity(2)", "perplexity(40%)")
-ALLOWED = re.escape(f"number | {Gamma.allowed}")
+ALLOWED = re.escape(
+    "number | ramp(number from 0) | scaled(number from 0) | perplexity(number from 1 or share up to 100%, such as 40%)"
+)
 INF, NAN = float("inf"), float("nan")
 
 

@@ -210,6 +210,18 @@ def test_a_summary_of_something_else_is_a_line(folder: Path, change: dict[str, A
     assert "\n" not in str(refused.value)
 
 
+ENTRY = {"seed": 0, "round": 1, "client": "a", "point": "received", "metric": "loss", "value": 1.0}
+
+
+def test_a_stranger_in_the_metrics_is_named(folder: Path) -> None:
+    path = folder / "metrics.jsonl"
+    whole = path.read_text()
+    for change, said in (({"client": "z"}, "'z', 'received'"), ({"point": "never"}, "'a', 'never'")):
+        path.write_text(f"{whole}{json.dumps({**ENTRY, **change})}\n")
+        with pytest.raises(UserError, match=f"no client or point {said}"):
+            read_run(folder)
+
+
 @pytest.mark.parametrize("line", ["3", "{}", '{"seed": 0}', '{"seed": 0, "round": 1, "client": "z"}', "nonsense"])
 def test_a_line_of_metrics_of_something_else_is_a_line(folder: Path, line: str) -> None:
     path = folder / "metrics.jsonl"

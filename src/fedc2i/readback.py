@@ -148,6 +148,8 @@ def _read_metrics(path: Path, names: tuple[str, ...], seed: int) -> dict[int, di
                     continue
                 if type(entry["round"]) is not int or not 1 <= entry["round"] <= MOST_ROUNDS:
                     raise ValueError(f"a round {one_line(entry['round'])}")
+                if entry["client"] not in names or entry["point"] not in POINTS:
+                    raise ValueError(f"no client or point '{one_line(entry['client'])}', '{one_line(entry['point'])}'")
                 points = rounds.setdefault(entry["round"], {point: [{} for _ in names] for point in POINTS})
                 value = np.nan if entry["value"] is None else float(entry["value"])  # null: it was not finite
                 points[entry["point"]][names.index(entry["client"])][_text(entry["metric"])] = value

@@ -91,7 +91,6 @@ def test_a_share_is_drawn_once_for_each_seed() -> None:
         ("nan@f", "attack: no client 'f', allowed are a, b, c, d, e, a number from 1 to 5 or a share such as 20%"),
         ("nan@6", "attack: no client '6', allowed are a, b, c, d, e, a number from 1 to 5 or a share such as 20%"),
         ("nan@0", "attack: no client '0', allowed are"),
-        ("nan@6", "attack: no client '6', allowed are"),
         ("nan@101%", "attack: no client '101%', allowed are"),
         ("nan@a,a", "attack: a client is named twice in 'a,a'"),
         ("nan@a;noise@5", "attack=nan@a;noise@5: more attackers than the 5 clients there are"),

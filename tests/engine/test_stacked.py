@@ -108,7 +108,12 @@ def assert_close_runs(
 
 
 @pytest.mark.parametrize(
-    ("name", "participation"), [*((name, "100%") for name in EVERY_METHOD), *((name, "50%") for name in OF_THEIR_OWN)]
+    ("name", "participation"),
+    [
+        *((name, "100%") for name in EVERY_METHOD),
+        *((name, "50%") for name in OF_THEIR_OWN),
+        *(pytest.param(name, "50%", marks=pytest.mark.slow) for name in EVERY_METHOD if name not in OF_THEIR_OWN),
+    ],
 )
 def test_as_one_after_the_other(
     name: str, participation: str, convolutional: Model, make_federation: Callable[..., Federation]
@@ -116,7 +121,9 @@ def test_as_one_after_the_other(
     """A convolutional model, clients of unequal sizes, one without a class, validation data, Adam."""
     federation, method = make_federation(sizes=SIZES, validation=3), Method.registry[name]()
     both = partial(run, method, convolutional, federation, clients_per_round=participation)
-    assert_close_runs(both("stacked"), both("looped"), rtol=1e-5)
+    stacked = both("stacked")
+    assert_close_runs(stacked, both("looped"), rtol=1e-5)
+    assert "validation_accuracy" in stacked[1][-1].metrics["trained"][0]
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedC2I()], ids=["fedavg", "fedc2i"])
