@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fedc2i
-from fedc2i import plans
-from fedc2i.engine import Round
-from fedc2i.engine.saving import State
-from fedc2i.keeping import Keeper
-from fedc2i.plans import prepare
-from fedc2i.results import Result
+from fedc2i.engine.records import Round
+from fedc2i.engine.state import State
+from fedc2i.runs import plan as plans
+from fedc2i.runs.checkpoint import Keeper
+from fedc2i.runs.plan import prepare
+from fedc2i.runs.results import Result
 
 WARM_UP = 2
 

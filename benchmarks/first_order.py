@@ -20,9 +20,9 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 import fedc2i
-from fedc2i.influence import first_order_changes, influence, sharp_cross_entropy
+from fedc2i.core.params import Params, select
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.params import Params, select
+from fedc2i.methods.math.influence import first_order_changes, influence, sharp_cross_entropy
 
 FORMS = {
     "equal": "equal weights",

@@ -18,12 +18,13 @@ from benchmarks.effort import Effort
 from benchmarks.loop import LeNet5
 from benchmarks.report import clock, show
 from benchmarks.rounds import threads
-from fedc2i.influence import class_losses_of_heads, client_losses, first_order_losses, sharp_cross_entropy
+from fedc2i.core.params import Params, Stacked, relay, row, select, stack
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.models import Model, build, scale
-from fedc2i.params import Params, Stacked, relay, row, select, stack
-from fedc2i.training import Batch
+from fedc2i.methods.math.influence import class_losses_of_heads, client_losses, first_order_losses, sharp_cross_entropy
+from fedc2i.models.model import Model, scale
+from fedc2i.models.named import build
+from fedc2i.training.local import Batch
 
 TOLERANCE = 1e-4  # relative, between our losses and the naive ones
 SPREAD = 2.0  # initial weights times this: losses then differ enough between clients for agreement to mean something

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedc2i.analysis.bootstrap import draw_weights, interval, resample
+from fedc2i.core.params import Stacked, floating, relay, row
 from fedc2i.engine.client import ClientData
 from fedc2i.methods.base import Site
-from fedc2i.params import Stacked, floating, relay, row
-from fedc2i.plans import Plan
-from fedc2i.reopening import read_models, reopen
-from fedc2i.uncertainty import draw_weights, interval, resample
+from fedc2i.runs.plan import Plan
+from fedc2i.runs.reopen import read_models, reopen
 
 SUBSETS = 40
 DRAWS = 200

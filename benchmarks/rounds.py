@@ -16,18 +16,20 @@ from benchmarks.effort import Blocks, Effort
 from benchmarks.loop import LeNet5, fedavg
 from benchmarks.report import clock, show, summary
 from benchmarks.workload import Tensors, as_tensors, make_federation
+from fedc2i.core.params import relay, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine import Round, Settings, federate
 from fedc2i.engine.client import ClientData, Recipe
-from fedc2i.engine.executor import Turn
-from fedc2i.engine.pool import cores, lease
-from fedc2i.engine.workers import Workers
+from fedc2i.engine.executors.base import Turn
+from fedc2i.engine.executors.workers.executor import Workers
+from fedc2i.engine.executors.workers.pool import cores, lease
+from fedc2i.engine.records import Round
+from fedc2i.engine.settings import Settings
+from fedc2i.engine.simulator import federate
 from fedc2i.methods.base import Download, Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.models import build
-from fedc2i.params import relay, stack
-from fedc2i.training import Training
+from fedc2i.models.named import build
+from fedc2i.training.local import Training
 
 LOOP_THREADS = 2
 

@@ -16,7 +16,7 @@ from benchmarks.memory import PROC, answer, held, peak_of
 from benchmarks.report import clock, show
 from benchmarks.rounds import our_rounds
 from benchmarks.workload import make_federation
-from fedc2i.engine import Round
+from fedc2i.engine.records import Round
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I

@@ -67,8 +67,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def options_page() -> str:
     """Every method with its options and defaults, then the settings of every run."""
-    from fedc2i.config import Config
     from fedc2i.methods.base import Method
+    from fedc2i.runs.settings import Config
 
     lines = [
         "# All options",
@@ -87,7 +87,7 @@ def options_page() -> str:
 
 def _options_table(kind: type, base: type | None) -> list[str]:
     """Its own options, and inherited ones that it has another default for."""
-    from fedc2i.options import options_of
+    from fedc2i.core.options import options_of
 
     shared = options_of(base) if base else {}
     own = [option for option in options_of(kind).values() if option != shared.get(option.name)]

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.methods.base import Method
-from fedc2i.models import Model, split
+from fedc2i.models.model import Model, split
 from fedc2i.report import figures
 
 torch.set_num_threads(1)  # two threads wait for each other as soon as anything else runs: ten times slower

@@ -13,12 +13,15 @@ import pytest
 import torch
 
 import fedc2i
-from fedc2i import Federation, Method, Model, UserError, checkpoint
-from fedc2i.engine import Outcome, Round, Settings, federate
-from fedc2i.engine.saving import Start, ends_of
-from fedc2i.plans import Plan, prepare
-from fedc2i.runs import RunFolder
-from fedc2i.training import Training
+from fedc2i import Federation, Method, Model, UserError
+from fedc2i.engine import checkpoint_file
+from fedc2i.engine.records import Outcome, Round
+from fedc2i.engine.settings import Settings
+from fedc2i.engine.simulator import federate
+from fedc2i.engine.state import Start, ends_of
+from fedc2i.runs.folder import RunFolder
+from fedc2i.runs.plan import Plan, prepare
+from fedc2i.training.local import Training
 from helpers import files_below
 
 CPU = torch.device("cpu")
@@ -66,11 +69,11 @@ def assert_goes_on(
     reports: list[Round] = []
 
     def keep(number: int, is_last: bool, state: Callable[[], Any]) -> None:
-        checkpoint.save(folder / str(number), number, *state())
+        checkpoint_file.save(folder / str(number), number, *state())
 
     whole = federate(method, model, federation, how, seeds, device, reports.append, keep=keep)
     for cut in range(1, max(report.round for report in reports) + 1):
-        saved = checkpoint.load(folder / str(cut))
+        saved = checkpoint_file.load(folder / str(cut))
         assert saved is not None
         assert ends_of(saved.values, cut).keys() == set(seeds)
         before = [report for report in reports if report.round <= cut]

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fedc2i.cli import main
-from fedc2i.config import Config
+from fedc2i.cli.main import main
 from fedc2i.data.federation import Client, Federation, Split
-from fedc2i.engine import Round
-from fedc2i.engine.rounds import POINTS
+from fedc2i.engine.records import POINTS, Round
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.results import Result
+from fedc2i.runs.results import Result
+from fedc2i.runs.settings import Config
 
 DIGIT5 = ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST-M")
 QUICK = ("--model", "lenet5", "--rounds", "1", "--set", "epochs=1")

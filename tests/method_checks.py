@@ -9,14 +9,15 @@ import pytest
 import torch
 
 import fedc2i
+from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.engine import Outcome, Round, Settings, federate
 from fedc2i.engine.client import ClientData, LocalClient, Recipe
-from fedc2i.methods import Method
-from fedc2i.methods.base import Site
-from fedc2i.models import Model, split
-from fedc2i.params import Params
-from fedc2i.training import Training
+from fedc2i.engine.records import Outcome, Round
+from fedc2i.engine.settings import Settings
+from fedc2i.engine.simulator import federate
+from fedc2i.methods.base import Method, Site
+from fedc2i.models.model import Model, split
+from fedc2i.training.local import Training
 
 CPU = torch.device("cpu")
 TRAINING = Training(batch_size=5, lr=0.01)

@@ -6,20 +6,22 @@
 """
 
 from fedc2i.api import compare, run
-from fedc2i.data import Client, Federation, Split, from_arrays, load
-from fedc2i.errors import UserError
-from fedc2i.influence import class_losses, client_losses, influence
-from fedc2i.methods import Download, Method, Phase, Probe, Site, Uploads
-from fedc2i.models import Model, split
-from fedc2i.options import option
-from fedc2i.readback import read_run
-from fedc2i.results import Result, Score
-from fedc2i.resuming import resume
-from fedc2i.runs import read_model
-from fedc2i.trackers import track
-from fedc2i.training import Batch
-from fedc2i.version import __version__
-from fedc2i.views import Comparison
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import option
+from fedc2i.core.version import __version__
+from fedc2i.data.arrays import from_arrays
+from fedc2i.data.federation import Client, Federation, Split
+from fedc2i.data.sources import load
+from fedc2i.methods.base import Download, Method, Phase, Probe, Site, Uploads
+from fedc2i.methods.math.influence import class_losses, client_losses, influence
+from fedc2i.models.model import Model, split
+from fedc2i.report.notebook import Comparison
+from fedc2i.report.trackers import track
+from fedc2i.runs.folder import read_model
+from fedc2i.runs.read import read_run
+from fedc2i.runs.results import Result, Score
+from fedc2i.runs.resume import resume
+from fedc2i.training.local import Batch
 
 __all__ = [
     "Batch",

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedc2i.core.files import locked
 from fedc2i.data.federation import Federation
-from fedc2i.keeping import locked
 from fedc2i.methods.base import Method
-from fedc2i.models import Model
-from fedc2i.plans import Observer, Plan, prepare
+from fedc2i.models.model import Model
 from fedc2i.report import figures
-from fedc2i.results import Result
-from fedc2i.resuming import finish_comparison, write_plan
-from fedc2i.runs import new_folder, slug
-from fedc2i.views import Comparison
+from fedc2i.report.notebook import Comparison
+from fedc2i.runs.folder import new_folder, slug
+from fedc2i.runs.plan import Observer, Plan, prepare
+from fedc2i.runs.results import Result
+from fedc2i.runs.resume import finish_comparison, write_plan
 
 
 def run(

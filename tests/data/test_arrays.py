@@ -11,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedc2i.data import arrays, from_arrays, limits, npz
+from fedc2i.core import memory
+from fedc2i.core.errors import UserError
+from fedc2i.data import arrays, npz
+from fedc2i.data.arrays import from_arrays
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 
 Arrays = dict[str, Any]
 
@@ -219,7 +221,7 @@ def test_zip_bomb_and_sheer_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError, match="x_train: unpacks to more than 200 times its size"):
         load(tmp_path)
     monkeypatch.setattr(npz, "RATIO_FREE_BYTES", 2**20)
-    monkeypatch.setattr(limits, "available", lambda: 900_000)  # less than twice of it
+    monkeypatch.setattr(memory, "available", lambda: 900_000)  # less than twice of it
     with pytest.raises(UserError, match=r"the arrays declare 4\d\d,\d\d\d bytes, but 900,000 bytes of memory are free"):
         load(tmp_path)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fedc2i.data import from_arrays, load
+from fedc2i.data.arrays import from_arrays
 from fedc2i.data.federation import MOST_NAMED, Federation
+from fedc2i.data.sources import load
 
 
 def federation(train: list[list[int]], test: list[list[int]]) -> Federation:

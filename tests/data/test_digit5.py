@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedShuffleSplit
 from test_formats import digits, write_h5, write_idx, write_libsvm, write_mat, write_npz, write_png_folder
 
-from fedc2i.data import cache, catalog, cuts, digit5, images
-from fedc2i.errors import UserError
+from fedc2i.core.errors import UserError
+from fedc2i.data import benchmark_cut, catalog, converted, digit5, images
 
 SHARED = Path(os.environ.get("FEDC2I_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 real_data = pytest.mark.skipif(not (SHARED / "digit5").is_dir(), reason="the benchmark's data is not on this machine")
@@ -106,7 +106,7 @@ def test_every_published_format_is_found_and_converted_once(tmp_path: Path, own_
 def test_conversion_is_fedbn_s_cut(tmp_path: Path) -> None:
     write_published(tmp_path / "svhn", "svhn")
     digit5.load("svhn", data_dir=tmp_path, image_size=None)
-    stored = np.load(cache.file_of("digit5", "svhn"))
+    stored = np.load(converted.file_of("digit5", "svhn"))
     x = np.concatenate([digits(count, 32)[0] for count in (1200, 150)])
     y = np.concatenate([digits(count, 32)[1] for count in (1200, 150)])
     splitter = StratifiedShuffleSplit(n_splits=1, test_size=0.2, random_state=0)
@@ -122,7 +122,7 @@ def test_numbers_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for key, kept in (("mnist", 270), ("usps", 270), ("svhn", 50)):
         write_published(tmp_path / key, key)
         digit5.load(key, data_dir=tmp_path, image_size=None)
-        stored = np.load(cache.file_of("digit5", key))
+        stored = np.load(converted.file_of("digit5", key))
         assert (len(stored["y_train"]), len(stored["y_test"])) == (900, kept)
 
 
@@ -184,6 +184,6 @@ def test_bad_choice_of_domains(tmp_path: Path, argument: str) -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.integers(1, 5), st.integers(0, 5))
 def test_first_per_class(labels: list[int], count: int, skip: int) -> None:
-    rows = cuts.first_per_class(np.array(labels), count, skip).tolist()
+    rows = benchmark_cut.first_per_class(np.array(labels), count, skip).tolist()
     want = [row for row, label in enumerate(labels) if skip <= labels[:row].count(label) < skip + count]
     assert rows == want

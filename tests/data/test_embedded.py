@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from fedc2i.core.errors import UserError
 from fedc2i.data import embedded
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 
 NAMES = ("Scans", "Photos", "Ink", "Fonts", "Signs")
 
@@ -35,7 +35,7 @@ def test_shape_and_sizes() -> None:
 
 
 def test_same_bytes_in_another_process_and_whatever_the_global_seeds() -> None:
-    code = "from fedc2i.data import load; print(load('embedded').checksums)"
+    code = "from fedc2i.data.sources import load; print(load('embedded').checksums)"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     torch.manual_seed(5)
     embedded._build.cache_clear()

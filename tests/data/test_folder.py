@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from fedc2i.core.errors import UserError
 from fedc2i.data import folder
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 
 
 def load(root: Path, image_size: int | None = 8) -> Federation:

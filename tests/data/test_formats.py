@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from fedc2i.core.errors import UserError
 from fedc2i.data import formats
-from fedc2i.errors import UserError
 
 fuzzing = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -185,7 +185,7 @@ def test_mat_with_other_content(tmp_path: Path) -> None:
 
 def test_mat_that_does_not_fit_into_memory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_mat(tmp_path / "train_32x32.mat", *digits(4, 32))
-    monkeypatch.setattr(formats.limits, "available", lambda: 1000)
+    monkeypatch.setattr(formats.memory, "available", lambda: 1000)
     with pytest.raises(UserError, match=r"train_32x32\.mat, X: the arrays declare 12,288 bytes, but 1,000 bytes"):
         formats.read_mat(path)
 

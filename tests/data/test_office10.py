@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedc2i.data import cache, office10
+from fedc2i.core.errors import UserError
+from fedc2i.data import converted, office10
 from fedc2i.data.catalog import OFFICE_CLASSES
-from fedc2i.errors import UserError
 
 SHARED = Path(os.environ.get("FEDC2I_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 real_data = pytest.mark.skipif(not (SHARED / "office10").is_dir(), reason="the benchmark's data is not on this machine")
@@ -63,9 +63,9 @@ def test_originals_with_lists_give_the_published_arrays(tmp_path: Path) -> None:
         (tmp_path / f"webcam_{part}.pkl").write_bytes(pickle.dumps(content))
     federation = office10.load("webcam", data_dir=tmp_path, image_size=None)
     assert federation.notes == ()
-    converted = np.load(cache.file_of("office10", "webcam"))
+    stored_file = np.load(converted.file_of("office10", "webcam"))
     for key in ("x_train", "y_train", "x_test", "y_test"):
-        np.testing.assert_array_equal(converted[key], stored[key])
+        np.testing.assert_array_equal(stored_file[key], stored[key])
 
 
 def write_folder(folder: Path, per_class: int = 5) -> Path:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fedc2i.deploy.processes import Tls
+from fedc2i.deploy.flower_processes import Tls
 
 _FILES = {
     "pyproject.toml": """

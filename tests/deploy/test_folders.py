@@ -17,17 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedc2i import cli_coordinator, cli_site
+from fedc2i.cli import coordinator as coordinator_command
+from fedc2i.cli import site as site_command
+from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
-from fedc2i.deploy import coordinator, keys, site, tls
-from fedc2i.deploy.files import make_folder
+from fedc2i.deploy import coordinator_folder, keys, site_folder, tls
 from fedc2i.deploy.folders import COORDINATOR, SITE, read_coordinator, read_site
-from fedc2i.errors import UserError
+from fedc2i.deploy.secret_files import make_folder
 from helpers import files_below, write_arrays
 
 APP = typer.Typer()
-APP.add_typer(cli_site.app, name="site")
-APP.add_typer(cli_coordinator.app, name="coordinator")
+APP.add_typer(site_command.app, name="site")
+APP.add_typer(coordinator_command.app, name="coordinator")
 CENTRE = "fed.example.org:9092"
 
 
@@ -58,14 +59,14 @@ def mode(path: Path) -> int:
 
 @pytest.fixture
 def centre(tmp_path: Path) -> Path:
-    coordinator.make_coordinator(tmp_path / "centre", ["fed.example.org", "10.0.0.5"])
+    coordinator_folder.make_coordinator(tmp_path / "centre", ["fed.example.org", "10.0.0.5"])
     return tmp_path / "centre"
 
 
 @pytest.fixture
 def hospital(tmp_path: Path, centre: Path) -> Path:
     authority = (centre / "ca.crt").read_bytes()
-    site.make_site(tmp_path / "a", "hospital-a", "arrays:x", CENTRE, authority=authority, check=False)
+    site_folder.make_site(tmp_path / "a", "hospital-a", "arrays:x", CENTRE, authority=authority, check=False)
     return tmp_path / "a"
 
 
@@ -100,7 +101,7 @@ def test_a_site_is_made(tmp_path: Path, federation: Federation, monkeypatch: pyt
 
 def test_a_client_need_not_be_named_where_there_is_one(tmp_path: Path, federation: Federation) -> None:
     data = write_arrays(tmp_path / "images", federation.select(["b"]))
-    made, loaded = site.make_site(tmp_path / "a", "hospital-a", data, CENTRE)
+    made, loaded = site_folder.make_site(tmp_path / "a", "hospital-a", data, CENTRE)
     assert loaded is not None
     assert loaded.samples() == {"hospital-a": {"train": 20, "validation": 0, "test": 9}}
     assert made == read_site(tmp_path / "a", ready=False)
@@ -110,7 +111,7 @@ def test_the_data_folder_is_stored_absolute(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "benchmarks").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDC2I_DATA", "benchmarks")
-    made, _ = site.make_site(tmp_path / "a", "a", "digit5:mnist", CENTRE, check=False)
+    made, _ = site_folder.make_site(tmp_path / "a", "a", "digit5:mnist", CENTRE, check=False)
     assert made.data_dir == read_site(tmp_path / "a", ready=False).data_dir == tmp_path / "benchmarks"
 
 
@@ -129,14 +130,14 @@ def test_the_data_folder_is_stored_absolute(tmp_path: Path, monkeypatch: pytest.
 )
 def test_no_site_is_made_of_wrong_arguments(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
     named = {"name": "a", "data": "embedded:scans", "coordinator": CENTRE, **changed}
-    assert reason in refusal(site.make_site, tmp_path / "a", **named)
+    assert reason in refusal(site_folder.make_site, tmp_path / "a", **named)
     assert not any(tmp_path.iterdir())
 
 
 def test_a_server_certificate_is_no_authority(tmp_path: Path, centre: Path) -> None:
     own = (centre / "server.crt").read_bytes()
     named = {"authority": own, "check": False}
-    assert "authority" in refusal(site.make_site, tmp_path / "a", "a", "embedded", CENTRE, **named)
+    assert "authority" in refusal(site_folder.make_site, tmp_path / "a", "a", "embedded", CENTRE, **named)
 
 
 def full(path: Path, content: bytes) -> int:
@@ -279,7 +280,7 @@ def test_sites_are_admitted_listed_and_removed(tmp_path: Path, centre: Path, hos
     assert "No site" in run("coordinator", "sites", centre)
     wrong = problem("coordinator", "admit", centre, request, "--fingerprint", "SHA256:other")
     assert "not admitted" in wrong
-    own = site.own_fingerprint(read_site(hospital))
+    own = site_folder.own_fingerprint(read_site(hospital))
     printed = run("coordinator", "admit", centre, request, "--fingerprint", own)
     assert printed.splitlines() == [f"hospital-a: {own}", "hospital-a is admitted."]
     assert "already" in run("coordinator", "admit", centre, request)
@@ -303,7 +304,7 @@ def test_sites_are_admitted_listed_and_removed(tmp_path: Path, centre: Path, hos
     assert "no name" in problem("coordinator", "remove", centre, "../ca")
     assert "is removed" in run("coordinator", "remove", centre, "hospital-a")
     assert "no site 'hospital-a'" in problem("coordinator", "remove", centre, "hospital-a")
-    assert coordinator.admitted(read_coordinator(centre)) == {}
+    assert coordinator_folder.admitted(read_coordinator(centre)) == {}
 
 
 def test_what_does_not_belong_among_the_sites(centre: Path, hospital: Path) -> None:
@@ -314,11 +315,11 @@ def test_what_does_not_belong_among_the_sites(centre: Path, hospital: Path) -> N
         ("a b.pub", public, "no name"),
     ):
         (own.sites / name).write_bytes(content)
-        assert reason in refusal(coordinator.admitted, own)
+        assert reason in refusal(coordinator_folder.admitted, own)
         (own.sites / name).unlink()
     (own.sites / "a.pub").write_bytes(public)
     (own.sites / "b.pub").write_bytes(public)
-    assert "another name as well" in refusal(coordinator.admitted, own)
+    assert "another name as well" in refusal(coordinator_folder.admitted, own)
 
 
 def test_a_certificate_is_renewed(centre: Path) -> None:
@@ -356,13 +357,13 @@ def test_a_key_is_changed_in_two_steps(centre: Path, hospital: Path) -> None:
     assert {name: after[name] for name in new if name != "."} == {name: new[name] for name in new if name != "."}
     assert mode(hospital / "site.key") == 0o600
     public = keys.ssh_public(keys.read_private((hospital / "site.key").read_bytes(), "k").public_key())
-    assert coordinator.admitted(read_coordinator(centre)) == {"hospital-a": public}
+    assert coordinator_folder.admitted(read_coordinator(centre)) == {"hospital-a": public}
 
 
 def test_a_site_is_run_by_one_program_at_a_time(tmp_path: Path) -> None:
     from fedc2i.deploy.local import alone
 
-    own, _ = site.make_site(tmp_path / "a", "a", "embedded", CENTRE, client="Scans", check=False)
+    own, _ = site_folder.make_site(tmp_path / "a", "a", "embedded", CENTRE, client="Scans", check=False)
     with alone(own), pytest.raises(UserError, match="this site is running already"), alone(own):
         pass
     with alone(own):

@@ -23,9 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedc2i.deploy
+from fedc2i.core.errors import UserError
 from fedc2i.deploy import keys, tls
 from fedc2i.deploy.addresses import check_bind, check_host, parse_address
-from fedc2i.errors import UserError
 
 KEY = keys.new_key()
 REQUEST = keys.make_request(KEY, "hospital-a")
@@ -307,7 +307,7 @@ def test_a_server_that_sites_would_refuse() -> None:
     assert "ca.key" in refusal(tls.server_certificate, KEY, AUTHORITY, KEY.public_key(), ["a"])
 
 
-@pytest.mark.parametrize("module", ["keys", "tls", "folders", "site", "coordinator"])
+@pytest.mark.parametrize("module", ["keys", "tls", "folders", "site_folder", "coordinator_folder"])
 def test_without_cryptography_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     for name in [name for name in sys.modules if name.startswith("fedc2i.deploy.")]:
         monkeypatch.delitem(sys.modules, name)

@@ -22,13 +22,13 @@ pytest.importorskip("flwr")
 
 from processes_helpers import write_app, write_key, write_tls
 
-from fedc2i.deploy.control import Run, public_key
-from fedc2i.deploy.gate import Gate
-from fedc2i.deploy.keeper import below
+from fedc2i.core.errors import UserError
+from fedc2i.deploy.flower_processes import SuperLink, SuperNode, Tls
+from fedc2i.deploy.gateway import Gate
 from fedc2i.deploy.launch import Environment, Program, free_port
-from fedc2i.deploy.processes import SuperLink, SuperNode, Tls
-from fedc2i.deploy.supervise import supervise
-from fedc2i.errors import UserError
+from fedc2i.deploy.process_guard import below
+from fedc2i.deploy.superlink_control import Run, public_key
+from fedc2i.deploy.supervisor import supervise
 
 
 def _exists(pid: int) -> bool:
@@ -232,7 +232,7 @@ def test_gate_goes_by_the_kernels_list(line: str, status: int, tmp_path: Path, m
     table = tmp_path / "tcp"
     written = line.format(own=os.geteuid(), other=os.geteuid() + 1)
     table.write_text(f"sl local_address rem_address st ...\n   0: {written} 0 177 1 0\n", encoding="ascii")
-    monkeypatch.setattr("fedc2i.deploy.gate._TABLES", (table, tmp_path / "no IPv6"))
+    monkeypatch.setattr("fedc2i.deploy.gateway._TABLES", (table, tmp_path / "no IPv6"))
     assert _through_gate("/v1/runtime/pull-object", ("127.0.0.1", 40000), ("127.0.0.1", 8000)) == status
     table.unlink()
     assert _through_gate("/v1/runtime/pull-object", ("127.0.0.1", 40000), ("127.0.0.1", 8000)) == 403
@@ -443,8 +443,8 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from processes_helpers import write_app, write_key, write_tls
-from fedc2i.deploy.control import public_key
-from fedc2i.deploy.processes import SuperLink, SuperNode
+from fedc2i.deploy.superlink_control import public_key
+from fedc2i.deploy.flower_processes import SuperLink, SuperNode
 place = Path(sys.argv[1])
 tls = write_tls(place)
 link = SuperLink(place / "link", tls=tls)

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.engine import Settings, federate
-from fedc2i.engine.settings import check
-from fedc2i.errors import UserError
-from fedc2i.methods import Method, Site
+from fedc2i.engine.settings import Settings, check
+from fedc2i.engine.simulator import federate
+from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedrep import FedRep
-from fedc2i.models import Model, split
-from fedc2i.params import Params
-from fedc2i.plans import prepare
-from fedc2i.training import Batch, Training
+from fedc2i.models.model import Model, split
+from fedc2i.runs.plan import prepare
+from fedc2i.training.local import Batch, Training
 
 PIXELS = 3 * 16 * 16
 QUICK = Training(epochs=2, batch_size=8)

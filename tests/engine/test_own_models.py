@@ -15,23 +15,24 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from fedc2i import seeding
-from fedc2i.data import limits
+from fedc2i.core import memory, seeding
+from fedc2i.core.errors import UserError
 from fedc2i.data.arrays import from_arrays
 from fedc2i.data.federation import Federation
-from fedc2i.engine import Outcome, Settings, federate, inprocess
+from fedc2i.engine import simulator
 from fedc2i.engine.client import ClientData, Recipe
-from fedc2i.engine.looped import Looped
-from fedc2i.engine.room import bytes_of_a_step, clients_that_fit
-from fedc2i.engine.settings import check
-from fedc2i.engine.stacked import Stacked
-from fedc2i.engine.trial import obstacle
-from fedc2i.errors import UserError
-from fedc2i.methods import Method
+from fedc2i.engine.executors.looped import Looped
+from fedc2i.engine.executors.stacked.compatibility import obstacle
+from fedc2i.engine.executors.stacked.executor import Stacked
+from fedc2i.engine.executors.stacked.memory_estimate import bytes_of_a_step, clients_that_fit
+from fedc2i.engine.records import Outcome
+from fedc2i.engine.settings import Settings, check
+from fedc2i.engine.simulator import federate
+from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.models import Model, scale, split
-from fedc2i.training import Training, draw_epochs
+from fedc2i.models.model import Model, scale, split
+from fedc2i.training.local import Training, draw_epochs
 from oracles.training import local_run
 
 CLASSES, PIXELS = 4, 3 * 16 * 16
@@ -305,7 +306,7 @@ def test_auto_takes_the_loop_by_itself(
     model = double({**STACKS, **{name: own for name, (own, _) in LOOPED_ONLY.items()}}[kind])
     data = [ClientData.place(client, CLASSES, torch.device("cpu")) for client in uneven.clients]
     recipes = [Recipe(FedAvg(), model, TRAINING, 1, 0)]
-    executor = inprocess._executor(recipes, data, Settings(), torch.device("cuda"), None)
+    executor = simulator._executor(recipes, data, Settings(), torch.device("cuda"), None)
     assert isinstance(executor, kept)
     said = [str(warning.message) for warning in recwarn if "executor" in str(warning.message)]
     expected = (
@@ -511,14 +512,14 @@ def test_fewer_clients_at_a_time_where_memory_is_short(uneven: Federation, monke
         return whole(executor, part, evaluate)
 
     monkeypatch.setattr(Stacked, "_train", train)
-    monkeypatch.setattr(limits, "available", lambda: 3 * bytes_of_a_step(model, (3, 16, 16), 5))
+    monkeypatch.setattr(memory, "available", lambda: 3 * bytes_of_a_step(model, (3, 16, 16), 5))
     assert clients_that_fit(model, (3, 16, 16), samples=5) == 2
     assert distance(run(model, uneven, "stacked"), want) < 1e-12
     assert parts == [2, 2]
 
 
 def test_not_one_client_fits(uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "available", lambda: 1000)
+    monkeypatch.setattr(memory, "available", lambda: 1000)
     with pytest.raises(UserError, match=r"a step of one client needs about .* GiB are free; use executor=looped"):
         run(split(flat, head="3"), uneven, "stacked")
 

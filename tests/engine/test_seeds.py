@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.engine import Outcome, Round, Settings, federate
-from fedc2i.methods import Method
-from fedc2i.methods.base import Site
+from fedc2i.engine.records import Outcome, Round
+from fedc2i.engine.settings import Settings
+from fedc2i.engine.simulator import federate
+from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.models import Model
-from fedc2i.params import Params
-from fedc2i.training import Batch, Training
+from fedc2i.models.model import Model
+from fedc2i.training.local import Batch, Training
 from method_checks import in_double
 from oracles import assert_same_model
 

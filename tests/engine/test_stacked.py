@@ -15,21 +15,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.engine import Outcome, Round, Settings, federate
-from fedc2i.engine.executor import Turn
-from fedc2i.engine.recording import Recorded
-from fedc2i.engine.stacked import Stacked
-from fedc2i.engine.stepper import Stepper
-from fedc2i.errors import UserError
-from fedc2i.layers import max_pool
-from fedc2i.methods import Method
-from fedc2i.methods.base import Download, Phase, Site, Uploads
+from fedc2i.engine.executors.base import Turn
+from fedc2i.engine.executors.stacked.cuda_graph import Recorded
+from fedc2i.engine.executors.stacked.executor import Stacked
+from fedc2i.engine.executors.stacked.steps import Stepper
+from fedc2i.engine.records import Outcome, Round
+from fedc2i.engine.settings import Settings
+from fedc2i.engine.simulator import federate
+from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.models import Model, build, split
-from fedc2i.params import Params
-from fedc2i.training import Batch, Training
+from fedc2i.models.max_pool import max_pool
+from fedc2i.models.model import Model, split
+from fedc2i.models.named import build
+from fedc2i.training.local import Batch, Training
 from method_checks import OF_THEIR_OWN, in_double
 
 EVERY_METHOD = sorted(Method.registry)

@@ -14,17 +14,19 @@ import pytest
 import torch
 
 import fedc2i
-from fedc2i.config import read_toml
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params, Stacked, floating, row, size_in_bytes
 from fedc2i.data.federation import Federation
-from fedc2i.engine import Outcome, Round, Settings, federate, pool
 from fedc2i.engine.client import Recipe
-from fedc2i.engine.executor import Received, Trained, Turn
-from fedc2i.engine.looped import Looped
+from fedc2i.engine.executors.base import Received, Trained, Turn
+from fedc2i.engine.executors.looped import Looped
+from fedc2i.engine.executors.workers import pool
+from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Server
+from fedc2i.engine.settings import Settings
+from fedc2i.engine.simulator import federate
 from fedc2i.engine.topology import MOST_BYTES, Circle, Topology, parse
-from fedc2i.errors import UserError
-from fedc2i.methods import Method
-from fedc2i.methods.base import Uploads
+from fedc2i.methods.base import Method, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedfomo import FedFomo
@@ -32,9 +34,9 @@ from fedc2i.methods.fedproto import FedProto
 from fedc2i.methods.local import Local
 from fedc2i.methods.multi_krum import MultiKrum
 from fedc2i.methods.pfedgraph import PFedGraph
-from fedc2i.models import Model
-from fedc2i.params import Params, Stacked, floating, row, size_in_bytes
-from fedc2i.training import Training
+from fedc2i.models.model import Model
+from fedc2i.runs.settings import read_toml
+from fedc2i.training.local import Training
 from helpers import QUICK, call, write_arrays
 from method_checks import OF_THEIR_OWN, in_double
 from oracles import assert_same_model

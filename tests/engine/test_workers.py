@@ -20,18 +20,20 @@ import torch
 from torch import Tensor, nn
 
 import fedc2i
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.engine import Outcome, Round, Settings, federate, pool
-from fedc2i.engine.adaptive import Adaptive
-from fedc2i.engine.arena import Arena
-from fedc2i.errors import UserError
-from fedc2i.methods import Method
-from fedc2i.methods.base import Site
+from fedc2i.engine.executors.adaptive import Adaptive
+from fedc2i.engine.executors.workers import pool
+from fedc2i.engine.executors.workers.shared_memory import Arena
+from fedc2i.engine.records import Outcome, Round
+from fedc2i.engine.settings import Settings
+from fedc2i.engine.simulator import federate
+from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.models import Model, split
-from fedc2i.params import Params
-from fedc2i.training import Batch, Training
+from fedc2i.models.model import Model, split
+from fedc2i.training.local import Batch, Training
 from oracles import assert_same_model
 
 TRAINING = Training(batch_size=5, lr=0.01)
@@ -236,7 +238,7 @@ def test_an_interrupted_run_leaves_no_worker_behind(model: Model, federation: Fe
 def test_a_run_within_a_run_and_runs_in_threads_keep_apart(
     how: str, model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedc2i.engine.inprocess.cores", lambda: 2)
+    monkeypatch.setattr("fedc2i.engine.simulator.cores", lambda: 2)
     pool.start(2).is_ready(patient=True)
     settings = Settings(2, training=TRAINING, executor=how, workers=2)  # type: ignore[arg-type]
     found = {}
@@ -281,7 +283,7 @@ def test_a_class_that_a_worker_cannot_import(
     spec.loader.exec_module(module)
     with pytest.raises(ModuleNotFoundError, match="hidden_from_workers"):
         run("workers", module.Hidden(), model, federation)
-    monkeypatch.setattr("fedc2i.engine.inprocess.cores", lambda: 2)
+    monkeypatch.setattr("fedc2i.engine.simulator.cores", lambda: 2)
     pool.start(2).is_ready(patient=True)
     assert_same_run(run("auto", module.Hidden(), model, federation), run("looped", FedAvg(), model, federation))
 
@@ -301,8 +303,8 @@ def test_without_workers_a_run_stays_here(
     trouble: str, model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.stop()
-    monkeypatch.setattr("fedc2i.engine.inprocess.cores", lambda: 2)
-    monkeypatch.setattr("fedc2i.engine.adaptive._WORTH", 0.0)
+    monkeypatch.setattr("fedc2i.engine.simulator.cores", lambda: 2)
+    monkeypatch.setattr("fedc2i.engine.executors.adaptive._WORTH", 0.0)
     if trouble == "one dies early":
         pool.start(2).workers[0]._process.kill()
     else:
@@ -322,7 +324,7 @@ def test_a_long_run_moves_to_workers_and_a_short_one_does_not(
     model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.stop()
-    monkeypatch.setattr("fedc2i.engine.inprocess.cores", lambda: 2)
+    monkeypatch.setattr("fedc2i.engine.simulator.cores", lambda: 2)
     where: list[str] = []
     train = Adaptive.train
 
@@ -338,14 +340,14 @@ def test_a_long_run_moves_to_workers_and_a_short_one_does_not(
     assert where == ["Looped"] * 3
     assert pool.running(2) is None
     where.clear()
-    monkeypatch.setattr("fedc2i.engine.adaptive._WORTH", 0.2)
+    monkeypatch.setattr("fedc2i.engine.executors.adaptive._WORTH", 0.2)
     long = run("auto", Slow(), model, federation, rounds=5)
     assert where == ["Looped"] * 2 + ["Workers"] * 3  # measured in the first, started in the second
     assert_same_run(long, run("looped", Slow(), model, federation, rounds=5))
 
 
 def test_what_cannot_be_sent_stays_here(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedc2i.engine.inprocess.cores", lambda: 2)
+    monkeypatch.setattr("fedc2i.engine.simulator.cores", lambda: 2)
     pool.start(2).is_ready(patient=True)
     lock = threading.Lock()
 
@@ -387,9 +389,11 @@ SCRIPT = """
 import sys, torch
 from torch import nn
 from fedc2i.data.federation import Client, Federation, Split
-from fedc2i.engine import Settings, federate, pool
+from fedc2i.engine.settings import Settings
+from fedc2i.engine.simulator import federate
+from fedc2i.engine.executors.workers import pool
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.models import split
+from fedc2i.models.model import split
 
 part = Split(torch.zeros(8, 3, 4, 4, dtype=torch.uint8), torch.arange(8) % 4)
 federation = Federation("toy", tuple(Client(name, part, part, part) for name in "abc"), tuple("wxyz"))

@@ -28,17 +28,17 @@ import numpy as np
 import torch
 from corpus import TARGETS, below, lay
 
-from fedc2i import checkpoint
-from fedc2i.config import make, read_toml
-from fedc2i.data import arrays, cache, formats, images, office10
+from fedc2i.data import arrays, converted, formats, images, office10
 from fedc2i.data.catalog import OFFICE_CLASSES
-from fedc2i.deploy import setup
-from fedc2i.deploy.files import read_small
-from fedc2i.engine.flower import tasks, wire
+from fedc2i.deploy import run_description
+from fedc2i.deploy.secret_files import read_small
+from fedc2i.engine import checkpoint_file
 from fedc2i.engine.topology import parse as parse_topology
+from fedc2i.flower import messages, wire
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.readback import read_run
-from fedc2i.runs import read_model
+from fedc2i.runs.folder import read_model
+from fedc2i.runs.read import read_run
+from fedc2i.runs.settings import make, read_toml
 
 GIGABYTE = 2**30
 DEEP = 100_000
@@ -228,13 +228,13 @@ def message(header: bytes) -> Any:
 def introduced(text: str) -> Any:
     from flwr.app import ConfigRecord, RecordDict
 
-    return tasks.Introduction.from_record(RecordDict({"introduction": ConfigRecord({"json": text})}))
+    return messages.Introduction.from_record(RecordDict({"introduction": ConfigRecord({"json": text})}))
 
 
 def setup_with(**changes: Any) -> str:
     from corpus import _plan
 
-    return json.dumps({**json.loads(setup.describe(_plan(), 0)), **changes})
+    return json.dumps({**json.loads(run_description.describe(_plan(), 0)), **changes})
 
 
 def read_arrays(path: Path) -> object:
@@ -372,7 +372,7 @@ BOMBS: dict[str, tuple[Write, Read]] = {
     "listing through a link": (listing_out, lambda path: formats.read_png_folder(path / "png", path / "list.txt")),
     "manifest nested deep": (
         lambda path: (sound("manifest", path), (path / "a.manifest.json").write_bytes(deep())),
-        lambda path: cache.verify(path / "a.npz"),
+        lambda path: converted.verify(path / "a.npz"),
     ),
     "summary nested deep": (lambda path: run_with(path, summary=deep()), read_run),
     "summary with deep clients": (lambda path: in_summary(path, clients=json.loads("[" * 500 + "]" * 500)), read_run),
@@ -393,22 +393,25 @@ BOMBS: dict[str, tuple[Write, Read]] = {
         lambda path: trapped_torch(path, "models/seed0-trained.safetensors"),
         lambda path: read_model(path, "a"),
     ),
-    "checkpoint with a header of 2**60": (lambda path: damaged_checkpoint(path, LENGTH_2_60), checkpoint.load),
+    "checkpoint with a header of 2**60": (lambda path: damaged_checkpoint(path, LENGTH_2_60), checkpoint_file.load),
     "checkpoint nested deep": (
         lambda path: (sound("checkpoint", path), next(path.glob("*.json")).write_bytes(deep())),
-        checkpoint.load,
+        checkpoint_file.load,
     ),
     "message nested deep": (lambda path: None, lambda path: wire.unpack(message(deep()))),
     "introduction nested deep": (lambda path: None, lambda path: introduced(deep().decode())),
-    "setup nested deep": (lambda path: None, lambda path: setup.understand(deep().decode())),
-    "setup of images of 10**9": (lambda path: None, lambda path: setup.understand(setup_with(image=[3, 10**9, 10**9]))),
+    "setup nested deep": (lambda path: None, lambda path: run_description.understand(deep().decode())),
+    "setup of images of 10**9": (
+        lambda path: None,
+        lambda path: run_description.understand(setup_with(image=[3, 10**9, 10**9])),
+    ),
     "setup of infinite images": (
         lambda path: None,
-        lambda path: setup.understand(setup_with(image=[3, float("inf"), 8])),
+        lambda path: run_description.understand(setup_with(image=[3, float("inf"), 8])),
     ),
     "setup with a million classes": (
         lambda path: None,
-        lambda path: setup.understand(setup_with(classes=[str(n) for n in range(10**6)])),
+        lambda path: run_description.understand(setup_with(classes=[str(n) for n in range(10**6)])),
     ),
 }
 

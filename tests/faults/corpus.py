@@ -28,21 +28,22 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from PIL import Image
 from safetensors.torch import save
 
-from fedc2i import checkpoint, journal
-from fedc2i.config import make, read_toml
-from fedc2i.data import arrays, cache, folder, formats, images, office10
+from fedc2i.core.errors import UserError
+from fedc2i.data import arrays, converted, folder, formats, images, office10
 from fedc2i.data.catalog import OFFICE_CLASSES
-from fedc2i.deploy import coordinator, folders, keys, setup, site, tls
+from fedc2i.deploy import coordinator_folder, folders, keys, run_description, site_folder, tls
 from fedc2i.deploy.addresses import check_host, parse_address
-from fedc2i.deploy.files import read_small
-from fedc2i.engine import Round
-from fedc2i.engine.flower import tasks, wire
+from fedc2i.deploy.secret_files import read_small
+from fedc2i.engine import checkpoint_file
+from fedc2i.engine.records import Round
 from fedc2i.engine.topology import parse as parse_topology
-from fedc2i.errors import UserError
+from fedc2i.flower import messages, wire
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.plans import prepare
-from fedc2i.readback import read_run
-from fedc2i.runs import read_model
+from fedc2i.runs import journal
+from fedc2i.runs.folder import read_model
+from fedc2i.runs.plan import prepare
+from fedc2i.runs.read import read_run
+from fedc2i.runs.settings import make, read_toml
 
 Files = dict[str, bytes]
 Step = tuple[int, int, int]  # what to do, where, with what
@@ -166,7 +167,7 @@ def _report() -> Round:
 
 def _checkpoint(path: Path) -> None:
     tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(0), "c": torch.zeros(2, dtype=torch.int64)}
-    checkpoint.save(path, 3, tensors, {"gamma": 2.0, "names": ["a"]})
+    checkpoint_file.save(path, 3, tensors, {"gamma": 2.0, "names": ["a"]})
 
 
 def _sealed_checkpoint(files: Files) -> Files:
@@ -235,7 +236,7 @@ def _messages(path: Path) -> None:
 
 
 def _read_messages(path: Path) -> object:
-    readers = {"task": tasks.Task, "answer": tasks.Answer, "introduction": tasks.Introduction}
+    readers = {"task": messages.Task, "answer": messages.Answer, "introduction": messages.Introduction}
     found = []
     for name, kind in readers.items():
         try:
@@ -251,12 +252,12 @@ def _understand(path: Path) -> object:
         text = (path / "setup.json").read_text(encoding="utf-8")
     except UnicodeDecodeError:  # Flower's messages hold text
         return None
-    return setup.understand(text)
+    return run_description.understand(text)
 
 
 def _site(path: Path) -> None:
-    site.make_site(path / "site", "clinic", "folder:mine", "fed.example.org:9092", check=False)
-    coordinator.make_coordinator(path / "coordinator", ["fed.example.org"])
+    site_folder.make_site(path / "site", "clinic", "folder:mine", "fed.example.org:9092", check=False)
+    coordinator_folder.make_coordinator(path / "coordinator", ["fed.example.org"])
     (path / "site" / "ca.crt").write_bytes((path / "coordinator" / "ca.crt").read_bytes())
     (path / "addresses").write_text("fed.example.org:9092\n[::1]:80\n")
 
@@ -292,10 +293,11 @@ TARGETS: dict[str, Target] = {
     "folder": Target(_folder, lambda path: folder.load(str(path), data_dir=None, image_size=8)),
     "split list": Target(_split_list, _read_split_lists, ("0.pkl", "1.pkl")),
     "manifest": Target(
-        lambda path: cache.store(path / "a.npz", {"x": np.arange(3)}, []), lambda path: cache.verify(path / "a.npz")
+        lambda path: converted.store(path / "a.npz", {"x": np.arange(3)}, []),
+        lambda path: converted.verify(path / "a.npz"),
     ),
     "topology": Target(_topology, lambda path: parse_topology(str(path / "circle.txt"), ("a", "b", "c"), 0)),
-    "checkpoint": Target(_checkpoint, checkpoint.load, seal=_sealed_checkpoint),
+    "checkpoint": Target(_checkpoint, checkpoint_file.load, seal=_sealed_checkpoint),
     "journal": Target(lambda path: journal.write(path, _report()), lambda path: journal.read(path, 2)),
     "run folder": Target(_run, _read_run, ("summary.json", "metrics.jsonl", "influence.npz", "config.toml")),
     "model": Target(
@@ -303,7 +305,7 @@ TARGETS: dict[str, Target] = {
         lambda path: read_model(path, "a"),
     ),
     "messages": Target(_messages, _read_messages),
-    "setup": Target(lambda path: (path / "setup.json").write_text(setup.describe(_plan(), 0)), _understand),
+    "setup": Target(lambda path: (path / "setup.json").write_text(run_description.describe(_plan(), 0)), _understand),
     "site": Target(_site, _read_site),
 }
 

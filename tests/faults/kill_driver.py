@@ -23,13 +23,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import conftest
 import fedc2i
-from fedc2i import checkpoint, journal, keeping
+from fedc2i.core.errors import UserError
+from fedc2i.core.files import write_atomically
+from fedc2i.engine import checkpoint_file
 from fedc2i.engine.client import LocalClient
 from fedc2i.engine.server import Mailbox, Server
-from fedc2i.errors import UserError
-from fedc2i.plans import prepare
 from fedc2i.report import figures
-from fedc2i.runs import RunFolder, write_atomically
+from fedc2i.runs import checkpoint, journal
+from fedc2i.runs.folder import RunFolder
+from fedc2i.runs.plan import prepare
 
 FEDERATION = conftest._federation((11, 9, 7), validation=4)
 MODEL = conftest._model()
@@ -76,7 +78,7 @@ MOMENTS = [
     Moment("before metrics are appended", RunFolder, "record"),
     Moment("half the metrics appended", RunFolder, "record", "middle"),
     Moment("behind metrics", RunFolder, "record", "after"),
-    Moment("before tensors are packed", checkpoint, "to_bytes"),
+    Moment("before tensors are packed", checkpoint_file, "to_bytes"),
     Moment("half the tensors written", Path, "write_bytes", "middle", named(".safetensors")),
     Moment("tensors written, not renamed", Path, "replace", "before", named(".safetensors")),
     Moment("tensors renamed", Path, "replace", "after", named(".safetensors")),
@@ -91,7 +93,7 @@ MOMENTS = [
     Moment("between models and summary", Path, "replace", "after", named("influence.npz")),
     Moment("behind the summary", RunFolder, "finish", "after"),
     Moment("while tidying up", shutil, "rmtree", "after"),
-    Moment("behind the run", keeping.Keeper, "tidy", "after"),
+    Moment("behind the run", checkpoint.Keeper, "tidy", "after"),
 ]
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import fedc2i
-from fedc2i.engine import Round
-from fedc2i.plans import prepare
-from fedc2i.results import Result
-from fedc2i.store import Store
+from fedc2i.engine.records import Round
+from fedc2i.runs.cache import Store
+from fedc2i.runs.plan import prepare
+from fedc2i.runs.results import Result
 
 CLASSES = 10
 torch.set_num_threads(1)

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import fedc2i
-from fedc2i import Federation, Model, UserError, checkpoint
-from fedc2i.plans import Plan, prepare
+from fedc2i import Federation, Model, UserError
+from fedc2i.engine import checkpoint_file
 from fedc2i.report import figures
+from fedc2i.runs.plan import Plan, prepare
 from helpers import call, files_below, write_arrays
 
 SETTINGS: dict[str, Any] = {
@@ -89,14 +90,14 @@ def test_a_full_disk_ends_the_run_and_space_lets_it_go_on(
     folder, watcher = small_disk / "run", FillsUp(small_disk, 2, left)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)$"):
         plan(federation, model).execute(folder, watcher)
-    saved = checkpoint.load(folder / "checkpoints")
+    saved = checkpoint_file.load(folder / "checkpoints")
     assert saved is not None
     assert saved.round >= 1
     assert not list(folder.rglob(".*.part")), "what was half-written takes no space"
     fill(small_disk, 0)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)$"):
         fedc2i.resume(folder, federation, model)
-    assert checkpoint.load(folder / "checkpoints") is not None
+    assert checkpoint_file.load(folder / "checkpoints") is not None
     watcher.filler.unlink()
     fedc2i.resume(folder, federation, model)
     assert numbers(folder) == numbers(tmp_path / "whole")
@@ -109,7 +110,7 @@ def test_a_limit_on_the_size_of_files_ends_the_run_alike(
     data = write_arrays(tmp_path / "data", make_federation((12, 9)))
     arguments = ["run", "fedavg", "--data", data, "--model", "lenet5", "--rounds", "2", "--set", "epochs=1"]
     code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY)); "
-    code += "from fedc2i.cli import main; main()"
+    code += "from fedc2i.cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments, "--out", str(tmp_path / "run")],
         capture_output=True,
@@ -146,7 +147,7 @@ def assert_goes_on_once_unlocked(
     planned.execute(whole)
     with pytest.raises(UserError, match=rf"cannot be written \({why}\)$"):
         planned.execute(folder, Locks(lock))
-    saved, before = checkpoint.load(folder / "checkpoints"), files_below(folder)
+    saved, before = checkpoint_file.load(folder / "checkpoints"), files_below(folder)
     assert saved is not None
     assert saved.round == 1
     with pytest.raises(UserError, match=rf"cannot be written \({why}\)$"):

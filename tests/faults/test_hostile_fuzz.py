@@ -12,8 +12,8 @@ from corpus import TARGETS, Files, Step, attempt, below, damaged, is_refused, la
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedc2i.errors import UserError
-from fedc2i.plans import prepare
+from fedc2i.core.errors import UserError
+from fedc2i.runs.plan import prepare
 
 FEW, MANY = 25, 3000  # examples of each target
 MOST_SECONDS = 20  # of one file; on an idle machine none needs half a second

@@ -54,7 +54,7 @@ def test_killed_at_other_moments(tmp_path: Path, seed: int) -> None:
 
 
 def fedc2i(*arguments: str, folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from fedc2i.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from fedc2i.cli.main import main; main()", *arguments]
     return subprocess.Popen(
         command,
         cwd=folder,

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedc2i.data import from_arrays
-from fedc2i.errors import UserError
-from fedc2i.plans import prepare
-from fedc2i.runs import new_folder
-from fedc2i.store import Store
+from fedc2i.core.errors import UserError
+from fedc2i.data.arrays import from_arrays
+from fedc2i.runs.cache import Store
+from fedc2i.runs.folder import new_folder
+from fedc2i.runs.plan import prepare
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured on Linux")

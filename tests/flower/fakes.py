@@ -16,8 +16,8 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedc2i.data.federation import Federation
-from fedc2i.engine.flower import client_app
-from fedc2i.engine.flower.site import Assignment
+from fedc2i.flower import message_handlers
+from fedc2i.flower.site import Assignment
 
 _numbers = itertools.count(1)
 
@@ -93,8 +93,8 @@ def node(number: int, app: ClientApp, config: dict[str, Any] | None = None, key:
 
 def app_of(federation: Federation, client: int, assignments: Callable[[str], Assignment]) -> ClientApp:
     """A site's app that is told its assignment by the run's name."""
-    home = client_app.Home(federation.clients[client], federation.classes)
-    return client_app.make(lambda context: home, lambda task: (assignments(task.run), federation.classes))
+    home = message_handlers.Home(federation.clients[client], federation.classes)
+    return message_handlers.make(lambda context: home, lambda task: (assignments(task.run), federation.classes))
 
 
 @pytest.fixture(autouse=True)

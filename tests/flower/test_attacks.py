@@ -11,19 +11,19 @@ from fakes import identity  # noqa: F401
 from flwr.app import Message
 from test_coordinator import SEED, TRAINING, Stage, assert_same_rounds, in_process, look_at_once  # noqa: F401
 
+from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation, blank_clients
-from fedc2i.deploy.setup import describe, understand
-from fedc2i.engine import Settings
+from fedc2i.deploy.run_description import describe, understand
 from fedc2i.engine.attacks import parse
-from fedc2i.engine.flower.tasks import Answer
-from fedc2i.errors import UserError
+from fedc2i.engine.settings import Settings
+from fedc2i.flower.messages import Answer
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.pfedgraph import PFedGraph
-from fedc2i.models import Model
-from fedc2i.plans import prepare
+from fedc2i.models.model import Model
+from fedc2i.runs.plan import prepare
 
 
 @pytest.mark.parametrize(

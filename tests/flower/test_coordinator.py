@@ -16,24 +16,26 @@ pytest.importorskip("flwr.app")
 from fakes import FakeGrid, app_of, identity, node  # noqa: F401
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedc2i import checkpoint, methods
+from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
-from fedc2i.engine import Settings, federate
+from fedc2i.engine import checkpoint_file
 from fedc2i.engine.client import Recipe
-from fedc2i.engine.flower import wire
-from fedc2i.engine.flower.coordinator import Coordinator
-from fedc2i.engine.flower.fleet import Fleet
-from fedc2i.engine.flower.gather import Policy
-from fedc2i.engine.flower.roster import assemble
-from fedc2i.engine.flower.site import Assignment, expected_upload
-from fedc2i.engine.flower.tasks import Answer
-from fedc2i.engine.rounds import Round
-from fedc2i.errors import UserError
-from fedc2i.methods import Method
+from fedc2i.engine.records import Round
+from fedc2i.engine.settings import Settings
+from fedc2i.engine.simulator import federate
+from fedc2i.flower import wire
+from fedc2i.flower.coordinator import Coordinator
+from fedc2i.flower.fleet import Fleet
+from fedc2i.flower.gather import Policy
+from fedc2i.flower.messages import Answer
+from fedc2i.flower.roster import assemble
+from fedc2i.flower.site import Assignment, expected_upload
+from fedc2i.methods import registry
+from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.models import Model
-from fedc2i.training import Training
+from fedc2i.models.model import Model
+from fedc2i.training.local import Training
 
 TRAINING = Training(batch_size=5, lr=0.01)
 POLICY = Policy(deadline=20.0, poll=0.0)
@@ -67,7 +69,7 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedc2i.engine.flower.fleet._LOOK", 0.0)
+    monkeypatch.setattr("fedc2i.flower.fleet._LOOK", 0.0)
 
 
 def in_process(method: Method, model: Model, federation: Federation, settings: Settings) -> list[Round]:
@@ -89,12 +91,12 @@ def assert_same_rounds(got: list[Round], want: list[Round], atol: float = 0.0) -
             np.testing.assert_allclose(mine.influence[name], theirs.influence[name], atol=atol)
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(methods.Method.registry) if name != "fedbn"])
+@pytest.mark.parametrize("name", [name for name in sorted(Method.registry) if name != "fedbn"])
 def test_every_method_gives_the_numbers_of_the_in_process_engine(
     name: str, model: Model, federation: Federation
 ) -> None:
     settings = Settings(3, training=TRAINING, executor="looped")
-    method = methods.get(name)()
+    method = registry.get(name)()
     assert_same_rounds(
         Stage(method, model, federation, settings).run(), in_process(method, model, federation, settings)
     )
@@ -144,7 +146,7 @@ def test_bytes_are_those_of_the_models(model: Model, federation: Federation) -> 
 
 
 def test_nothing_but_the_upload_scores_and_diagnostics_leaves_a_site(model: Model, federation: Federation) -> None:
-    stage = Stage(methods.get("fedrep")(), model, federation, Settings(2, training=TRAINING))
+    stage = Stage(registry.get("fedrep")(), model, federation, Settings(2, training=TRAINING))
     seen: list[set[str]] = []
 
     def look(reply: Message) -> Message:
@@ -277,7 +279,7 @@ def test_sites_that_invent_diagnostics_do_not_fill_the_memory(model: Model, fede
 def test_large_diagnostics_are_kept_of_the_last_round_only(
     model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedc2i.engine.reporting.LARGE", 3 * 3 * 4 * 4 - 1)  # Λ of 3 clients and 4 classes is large
+    monkeypatch.setattr("fedc2i.engine.diagnostics.LARGE", 3 * 3 * 4 * 4 - 1)  # Λ of 3 clients and 4 classes is large
     settings = Settings(3, training=TRAINING)
     reports = Stage(FedC2I(), model, federation, settings).run()
     assert [("influence_matrix" in report.influence) for report in reports] == [False, False, True]
@@ -343,7 +345,7 @@ def test_a_slow_site_is_not_waited_for_and_its_late_model_is_used(model: Model, 
 def test_too_few_sites_end_the_run_with_a_line(
     model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedc2i.engine.flower.gather.TRIES", 2)
+    monkeypatch.setattr("fedc2i.flower.gather.TRIES", 2)
     policy = Policy(0.01, min_sites=3, poll=0.0)
     stage = Stage(FedAvg(), model, federation, Settings(2, training=TRAINING), policy)
     stage.grid.nodes[101].spoil = lambda reply: None
@@ -398,7 +400,7 @@ def test_resumed_after_any_round_it_ends_with_the_same_numbers(
     name: str, settings: dict[str, Any], model: Model, make_federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
     federation = make_federation(sizes=(12, 9, 7), validation=4)
-    method = FedC2I(top_k=1, refresh=3) if name == "fedc2i-top" else methods.get(name)()
+    method = FedC2I(top_k=1, refresh=3) if name == "fedc2i-top" else registry.get(name)()
     chosen = Settings(5, training=TRAINING, executor="looped", **settings)
     want = Stage(method, model, federation, chosen).run()
     for killed in (1, 2, 4):
@@ -409,7 +411,7 @@ def test_resumed_after_any_round_it_ends_with_the_same_numbers(
             state = stage.coordinator.checkpoint()
             assert state is not None
             json.dumps(state.values)
-            checkpoint.save(folder, *state)
+            checkpoint_file.save(folder, *state)
 
         course = stage.coordinator.rounds(keep)
         while not (folder / f"round{killed:06d}.json").exists():
@@ -420,7 +422,7 @@ def test_resumed_after_any_round_it_ends_with_the_same_numbers(
         if killed == 4:  # the newest one is damaged: the sites are two rounds ahead
             for path in folder.glob(f"round{killed:06d}.*"):
                 path.unlink()
-        saved = checkpoint.load(folder)
+        saved = checkpoint_file.load(folder)
         assert saved is not None
         stage.coordinator = stage.new_coordinator()
         stage.coordinator.restore(saved)
@@ -527,11 +529,11 @@ def test_a_round_without_a_usable_upload_is_resumed_as_it_went_on(
     want = stage().run()
     assert want[1].refused == ("a", "b", "c")
     cut = stage()
-    course = cut.coordinator.rounds(lambda: checkpoint.save(tmp_path, *(cut.coordinator.checkpoint() or ())))
+    course = cut.coordinator.rounds(lambda: checkpoint_file.save(tmp_path, *(cut.coordinator.checkpoint() or ())))
     first = next(course)
     next(course)
     course.close()
-    saved = checkpoint.load(tmp_path)
+    saved = checkpoint_file.load(tmp_path)
     assert saved is not None
     assert saved.round == 2
     cut.coordinator = cut.new_coordinator()
@@ -542,8 +544,8 @@ def test_a_round_without_a_usable_upload_is_resumed_as_it_went_on(
 def test_unusable_uploads_do_not_count_as_answers(
     model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedc2i.engine.flower.gather.TRIES", 2)
-    monkeypatch.setattr("fedc2i.engine.flower.gather.PAUSE", 0.0)
+    monkeypatch.setattr("fedc2i.flower.gather.TRIES", 2)
+    monkeypatch.setattr("fedc2i.flower.gather.PAUSE", 0.0)
     policy = Policy(0.05, min_sites=2, poll=0.0)
     stage = Stage(FedAvg(), model, federation, Settings(1, training=TRAINING), policy)
     stage.grid.nodes[100].spoil = stage.grid.nodes[101].spoil = nan_upload
@@ -554,7 +556,7 @@ def test_unusable_uploads_do_not_count_as_answers(
 def test_a_state_of_an_earlier_version_has_no_reasons(model: Model, federation: Federation) -> None:
     stage = Stage(FedAvg(), model, federation, Settings(2, training=TRAINING))
     stage.grid.nodes[101].spoil = nan_upload
-    states = list[checkpoint.Checkpoint | None]()
+    states = list[checkpoint_file.Checkpoint | None]()
     for _ in stage.coordinator.rounds(lambda: states.append(stage.coordinator.checkpoint())):
         break
     assert states[0] is not None
@@ -653,7 +655,7 @@ def test_a_late_score_is_not_taken_for_training(model: Model, make_federation: C
 def test_a_method_that_fails_everywhere_ends_the_run_soon(
     model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedc2i.engine.flower.gather.PAUSE", 0.01)
+    monkeypatch.setattr("fedc2i.flower.gather.PAUSE", 0.01)
 
     class Broken(FedAvg):
         def loss(self, params: Any, batch: Any, site: Any) -> torch.Tensor:

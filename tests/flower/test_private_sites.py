@@ -13,15 +13,15 @@ from fakes import FakeGrid, identity, node  # noqa: F401
 from flwr.app import Message
 from test_coordinator import SEED, TRAINING, Stage, in_process, look_at_once  # noqa: F401
 
+from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.engine import Settings
-from fedc2i.engine.flower import client_app
-from fedc2i.engine.flower.tasks import Answer
-from fedc2i.methods import Method
+from fedc2i.engine.settings import Settings
+from fedc2i.flower import message_handlers
+from fedc2i.flower.messages import Answer
+from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.models import Model
-from fedc2i.params import Params
+from fedc2i.models.model import Model
 
 PRIVATE = Settings(3, training=TRAINING, executor="looped", clip=0.3, noise=0.1)
 
@@ -61,10 +61,10 @@ def test_what_a_site_measured_stays_there(model: Model, federation: Federation) 
     assert all(not report.influence for report in rounds)
 
 
-def real_site(federation: Federation, folder: Path, stage: Stage) -> client_app.ClientApp:
+def real_site(federation: Federation, folder: Path, stage: Stage) -> message_handlers.ClientApp:
     """The first client as a site with a folder of its own."""
-    home = client_app.Home(federation.clients[0], federation.classes, folder, torch.device("cpu"))
-    return client_app.make(lambda context: home, lambda task: (stage.work, federation.classes))
+    home = message_handlers.Home(federation.clients[0], federation.classes, folder, torch.device("cpu"))
+    return message_handlers.make(lambda context: home, lambda task: (stage.work, federation.classes))
 
 
 def uploads_of(model: Model, federation: Federation, folder: Path | None, settings: Settings) -> list[Params]:

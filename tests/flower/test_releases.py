@@ -16,15 +16,15 @@ from fakes import FakeGrid, identity, node  # noqa: F401
 from flwr.app import Message
 from test_lead import CrashError, job, look_at_once, no_figures  # noqa: F401
 
+from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
 from fedc2i.deploy import lead as leading
-from fedc2i.deploy.setup import understand
-from fedc2i.engine.flower import client_app
-from fedc2i.engine.flower.gather import Policy
-from fedc2i.engine.flower.tasks import Answer, Task
-from fedc2i.params import Params
-from fedc2i.privacy import epsilon
-from fedc2i.readback import read_run
+from fedc2i.deploy.run_description import understand
+from fedc2i.engine.accountant import epsilon
+from fedc2i.flower import message_handlers
+from fedc2i.flower.gather import Policy
+from fedc2i.flower.messages import Answer, Task
+from fedc2i.runs.read import read_run
 
 PRIVATE: dict[str, Any] = {"rounds": 5, "clip": 0.3, "noise": 2.0, "evaluate_every": 0}
 Released = dict[tuple[int, int], list[Params]]  # by site and round
@@ -38,8 +38,8 @@ class Sites:
         self.silent: set[tuple[int, int]] = set()  # these sites do not answer these rounds
         self.grid = FakeGrid({})
         for k, client in enumerate(federation.clients):
-            home = client_app.Home(client, federation.classes, root / client.name, torch.device("cpu"))
-            app = client_app.make(lambda context, own=home: own, lambda task: understand(task.setup))  # type: ignore[misc]
+            home = message_handlers.Home(client, federation.classes, root / client.name, torch.device("cpu"))
+            app = message_handlers.make(lambda context, own=home: own, lambda task: understand(task.setup))  # type: ignore[misc]
             self.grid.nodes[k] = node(k, app)
             self.grid.nodes[k].spoil = lambda reply, k=k: self._answered(k, reply)  # type: ignore[misc]
         self.grid.before = self._asked

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("flwr.app")
 pytest.importorskip("ray")
 import fedc2i
+from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
-from fedc2i.models import Model
+from fedc2i.models.model import Model
 
 OWN = """
 import fedc2i

@@ -18,9 +18,9 @@ pytest.importorskip("flwr.app")
 from fakes import identity, sent  # noqa: F401
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedc2i.engine.flower.wire import HEADER, MOST_AXES, SMALL, one_line, pack, size, unpack
-from fedc2i.errors import UserError
-from fedc2i.params import Params
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params
+from fedc2i.flower.wire import HEADER, MOST_AXES, SMALL, one_line, pack, size, unpack
 
 TYPES = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
 

@@ -10,13 +10,13 @@ import torch
 from torch.func import grad
 from torch.nn import functional as F  # noqa: N812
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Stacked, select
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 from fedc2i.methods.ditto import Ditto
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.local import Local
-from fedc2i.models import Model
-from fedc2i.params import Stacked, select
+from fedc2i.models.model import Model
 from method_checks import TRAINING, accuracy_on_embedded, assert_runs_everywhere, make_site, place, run, upload
 from oracles import assert_same_model
 

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params, select
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedala import FedALA
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.models import Model, build, scale, split
-from fedc2i.params import Params, select
-from fedc2i.training import Batch, Training
+from fedc2i.models.model import Model, scale, split
+from fedc2i.models.named import build
+from fedc2i.training.local import Batch, Training
 from method_checks import TRAINING, accuracy_on_embedded, assert_runs_everywhere, make_site, place, run, upload
 from oracles import assert_same_model
 from oracles.fedala import aggregate

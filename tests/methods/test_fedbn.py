@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import select
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedbn import FedBN
-from fedc2i.models import Model, split
-from fedc2i.params import select
+from fedc2i.models.model import Model, split
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, run, upload
 from oracles import assert_same_model
 

@@ -13,21 +13,22 @@ from torch import nn
 from torch.testing import assert_close
 
 import fedc2i
-from fedc2i import statements
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params, relay, row, size_in_bytes, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine import pool
 from fedc2i.engine.client import LocalClient, Recipe
-from fedc2i.errors import UserError
+from fedc2i.engine.executors.workers import pool
 from fedc2i.methods.base import Download, Probe, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_server import FedC2IServer
 from fedc2i.methods.local import Local
-from fedc2i.models import Model, build, scale, split
-from fedc2i.params import Params, relay, row, size_in_bytes, stack
-from fedc2i.statements import NOT_MEASURED, body_statement, head_rows, row_statement, stated_losses
-from fedc2i.tags import tagged
-from fedc2i.training import Batch, Training
+from fedc2i.methods.math import first_order
+from fedc2i.methods.math.first_order import NOT_MEASURED, body_statement, head_rows, row_statement, stated_losses
+from fedc2i.methods.math.tags import tagged
+from fedc2i.models.model import Model, scale, split
+from fedc2i.models.named import build
+from fedc2i.training.local import Batch, Training
 from method_checks import SIZES, TRAINING, assert_runs_everywhere, in_double, place, run, upload
 from oracles import assert_same_model
 from oracles import fedc2i_server as oracle
@@ -159,7 +160,7 @@ def test_a_few_samples_at_a_time_make_no_difference(
     model = in_double(model)
     models = [model.init(0, m) for m in range(4)]
     whole = answer(FedC2IServer(), model, four, models)
-    monkeypatch.setattr(statements, "AT_ONCE", 5)
+    monkeypatch.setattr(first_order, "AT_ONCE", 5)
     parts = answer(FedC2IServer(), model, four, models)
     assert_same_model(parts.personal, whole.personal, rtol=1e-9)
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params, row
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Phase, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedcalm import FedCALM, conflict_free
-from fedc2i.models import Model
-from fedc2i.params import Params, row
+from fedc2i.models.model import Model
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, run, upload
 from oracles import assert_same_model
 from oracles import fedcalm as oracle

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import VALID, Params, relay, select, stack
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Probe, Site, Uploads
 from fedc2i.methods.fedfomo import FedFomo, first_order_gains
 from fedc2i.methods.local import Local
-from fedc2i.models import Model, scale
-from fedc2i.params import VALID, Params, relay, select, stack
-from fedc2i.training import Batch
+from fedc2i.models.model import Model, scale
+from fedc2i.training.local import Batch
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, place, run, upload
 from oracles import assert_same_model
 from oracles import fedfomo as oracle

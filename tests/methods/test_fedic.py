@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import row
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Download, Phase, Uploads
 from fedc2i.methods.fedic import FedIC
-from fedc2i.models import Model
-from fedc2i.params import row
+from fedc2i.models.model import Model
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, run, upload
 from oracles import assert_same_model, fedpac
 from oracles import fedic as oracle

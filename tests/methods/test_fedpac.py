@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params, row, select
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Phase, Uploads
 from fedc2i.methods.fedpac import FedPAC
-from fedc2i.models import Model
-from fedc2i.params import Params, row, select
-from fedc2i.training import Training
+from fedc2i.models.model import Model
+from fedc2i.training.local import Training
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, make_site, place, run, upload
 from oracles import assert_same_model
 from oracles import fedpac as oracle

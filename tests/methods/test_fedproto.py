@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params, select, stack
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedproto import FedProto
 from fedc2i.methods.local import Local
-from fedc2i.models import Model
-from fedc2i.params import Params, select, stack
-from fedc2i.plans import prepare
+from fedc2i.models.model import Model
+from fedc2i.runs.plan import prepare
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, make_site, place, run, upload
 from oracles import assert_same_model
 from oracles.fedproto import client_prototypes, global_prototypes, loss, nearest

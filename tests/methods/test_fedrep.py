@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import select
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Phase
 from fedc2i.methods.fedrep import FedRep
-from fedc2i.models import Model, scale, split
-from fedc2i.params import select
+from fedc2i.models.model import Model, scale, split
 from method_checks import TRAINING, accuracy_on_embedded, assert_runs_everywhere, local_client, place, run, upload
 from oracles import assert_same_model
 from oracles.fedrep import local_run

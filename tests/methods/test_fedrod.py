@@ -11,12 +11,12 @@ from torch import nn
 from torch.func import grad
 from torch.nn import functional as F  # noqa: N812
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params, select
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedrod import FedRoD
-from fedc2i.models import Model, scale, split
-from fedc2i.params import Params, select
+from fedc2i.models.model import Model, scale, split
 from method_checks import (
     TRAINING,
     accuracy_on_embedded,

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.func import grad
 from torch.nn import functional as F  # noqa: N812
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import row
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.pfedgraph import PFedGraph, collaboration, cosine_distance, cosines
-from fedc2i.models import Model
-from fedc2i.params import row
-from fedc2i.training import Training
+from fedc2i.models.model import Model
+from fedc2i.training.local import Training
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, make_site, place, run, upload
 from oracles import assert_same_model
 from oracles import pfedgraph as oracle

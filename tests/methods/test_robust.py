@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Method, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.median import Median
 from fedc2i.methods.multi_krum import MultiKrum, krum_scores, squared_distances
 from fedc2i.methods.trimmed_mean import TrimmedMean
-from fedc2i.models import Model
+from fedc2i.models.model import Model
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, run, upload
 from oracles import assert_same_model
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedc2i.methods import Method
-from fedc2i.methods.base import Uploads
+from fedc2i.methods.base import Method, Uploads
 from fedc2i.methods.fedcalm import FedCALM
 from fedc2i.methods.fedic import FedIC
 from fedc2i.methods.fedpac import FedPAC

@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import fedc2i
-from fedc2i.candidates import CANDIDATES, beside, choose, scores, spread
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import VALID, Params, relay, size_in_bytes, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine import pool
+from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.server import Server
-from fedc2i.errors import UserError
 from fedc2i.methods.base import Download, Site, Uploads
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.math.candidates import CANDIDATES, beside, choose, scores, spread
 from fedc2i.methods.plus import FedC2IPlus
-from fedc2i.models import Model, split
-from fedc2i.params import VALID, Params, relay, size_in_bytes, stack
-from fedc2i.training import Batch
+from fedc2i.models.model import Model, split
+from fedc2i.training.local import Batch
 from method_checks import assert_runs_everywhere, in_double, run
 from oracles import assert_same_model
 from oracles.fedc2i import Problem, by_powers

@@ -21,7 +21,7 @@ from PIL import Image
 
 from fedc2i import Federation, UserError, load
 from fedc2i.data.remote import RemoteFederation, blank_clients
-from fedc2i.engine.rounds import POINTS
+from fedc2i.engine.records import POINTS
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.report import html as report

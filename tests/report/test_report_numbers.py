@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedc2i.averaging import mean_weights
-from fedc2i.errors import UserError
+from fedc2i.analysis.seed_mean import mean_weights
+from fedc2i.core.errors import UserError
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import tables
 from fedc2i.report.html.caveats import caveats
@@ -26,18 +26,10 @@ from fedc2i.report.html.compare import (
 from fedc2i.report.html.content import payload, to_script
 from fedc2i.report.html.groups import MOST_NODES, clusters, grouped
 from fedc2i.report.html.insights import insights
-from fedc2i.report.html.packing import (
-    accuracies,
-    influence_rounds,
-    influences,
-    kept_rounds,
-    last_influence,
-    mean,
-    pack,
-)
+from fedc2i.report.html.packing import accuracies, influence_rounds, influences, kept_rounds, last_influence, mean, pack
 from fedc2i.report.html.story import influence_story, verdict
 from fedc2i.report.html.tiles import tiles
-from fedc2i.results import Array, Result
+from fedc2i.runs.results import Array, Result
 from helpers import blank_federation, made_up
 
 NAN = float("nan")
@@ -350,7 +342,7 @@ def test_of_very_many_rounds_and_clients_some_are_drawn(monkeypatch: pytest.Monk
 def test_influence_of_the_last_round_alone_is_labelled_so(monkeypatch: pytest.MonkeyPatch) -> None:
     result = influential()
     assert payload([result])["runs"][0]["influenceRounds"] == {"vector": [1, 2], "matrix": [1, 2]}
-    for module in ("fedc2i.results", "fedc2i.report.html.packing"):
+    for module in ("fedc2i.runs.results", "fedc2i.report.html.packing"):
         monkeypatch.setattr(f"{module}.LARGE", CLASSES[0].nbytes - 1)  # as for Λ of 650 clients; λ stays small
     result.rounds = [
         replace(one, influence={k: v for k, v in one.influence.items() if one.round == 2 or k == "influence_vector"})

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from fedc2i.core.errors import UserError, one_line
 from fedc2i.data import images, npz
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.data.folder import entries
-from fedc2i.errors import UserError, one_line
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("x_validation", "y_validation")

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedc2i.data import cache
+from fedc2i.core.errors import UserError
+from fedc2i.data import converted
 from fedc2i.data.formats import Labelled, read_npz
-from fedc2i.errors import UserError
 
 OFFICE_CLASSES = (
     "back_pack", "bike", "calculator", "headphones", "keyboard",
@@ -130,7 +130,7 @@ class DomainStatus:
     @property
     def stand_in(self) -> bool:
         """Whether this is SynthDigits without a record that it was made from the published files."""
-        return self.domain.key == "synth" and self.state == "ready" and cache.manifest(self.paths[0]) is None
+        return self.domain.key == "synth" and self.state == "ready" and converted.manifest(self.paths[0]) is None
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def locate(domains: Sequence[Domain], data_dir: Path | None, *, raw_only: bool =
             continue
         inside = list(_folders(folder)) if inside is None else inside
         raw = _match(domain, inside)
-        cached = cache.file_for(domain.source, domain.key, raw)
+        cached = converted.file_for(domain.source, domain.key, raw)
         if not raw_only and cached.is_file():
             found.append(DomainStatus(domain, "cached", (cached,)))
         else:
@@ -236,9 +236,9 @@ def obtain(entry: DomainStatus, convert: Convert) -> Prepared:
         UserError: if a file is damaged, or differs from its checksum.
     """
     if entry.state == "raw":
-        return prepare(entry, convert, cache.file_for(entry.domain.source, entry.domain.key, entry.paths))
+        return prepare(entry, convert, converted.file_for(entry.domain.source, entry.domain.key, entry.paths))
     (path,) = entry.paths
-    manifest = cache.verify(path)
+    manifest = converted.verify(path)
     if manifest is None and entry.state == "cached":
         raise UserError(f"{path}: no manifest beside it, run `fedc2i data prepare {entry.domain.key}` again")
     train, test = read_npz(path, CLASSES[entry.domain.source])
@@ -248,12 +248,12 @@ def obtain(entry: DomainStatus, convert: Convert) -> Prepared:
 def prepare(entry: DomainStatus, convert: Convert, target: Path | None = None) -> Prepared:
     """Convert a domain's published files into the cache, in the usual place by default; return what was written."""
     domain = entry.domain
-    target = target or cache.file_of(domain.source, domain.key)
+    target = target or converted.file_of(domain.source, domain.key)
     logger.info("%s: converting %s into %s, once", domain.client, entry.paths[0].name, target)
     train, test, notes = convert(domain, entry.paths)
     arrays: dict[str, np.ndarray[Any, Any]] = {"x_train": train[0], "y_train": train[1]}
     arrays |= {"x_test": test[0], "y_test": test[1]}
-    cache.store(target, arrays, entry.paths, notes)
+    converted.store(target, arrays, entry.paths, notes)
     return Prepared(train, test, notes, True)
 
 

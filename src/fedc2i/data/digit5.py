@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from fedc2i.core.errors import UserError
 from fedc2i.data import catalog, formats, images
-from fedc2i.data.cuts import first_per_class, split_of, stratified_split
+from fedc2i.data.benchmark_cut import first_per_class, split_of, stratified_split
 from fedc2i.data.federation import Client, Federation
 from fedc2i.data.formats import Labelled, Labels
-from fedc2i.errors import UserError
 
 PRESET: Mapping[str, Any] = {"model": "lenet-wide", "rounds": 20, "figure_rounds": (1, 2, 10, 20)}
 PUBLISHED = ("MNIST", "SVHN", "USPS", "MNIST-M")  # compared with the paper; SynthDigits may be a stand-in

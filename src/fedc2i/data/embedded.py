@@ -32,10 +32,10 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits, load_sample_images
 
+from fedc2i.core.errors import UserError
 from fedc2i.data import images
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.data.partition import stratified_order
-from fedc2i.errors import UserError
 
 SIZE = 28
 SEED = 20_240_501

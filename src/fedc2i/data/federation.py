@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedc2i.errors import UserError
+from fedc2i.core.errors import UserError
 
 MOST_NAMED = 8  # clients or classes listed in a line of text
 

@@ -18,9 +18,10 @@ from typing import IO, Any, TypeAlias
 
 import numpy as np
 
-from fedc2i.data import limits, npz
+from fedc2i.core import memory
+from fedc2i.core.errors import UserError, one_line
+from fedc2i.data import npz
 from fedc2i.data.images import read_image
-from fedc2i.errors import UserError, one_line
 
 Images: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Labels: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
@@ -93,7 +94,7 @@ def read_idx(path: Path) -> Images:
             size = math.prod(shape)
             if size > min(MAX_BYTES, path.stat().st_size * (_DEFLATE_RATIO if packed else 1)):
                 raise ValueError(f"its header declares {size:,} bytes, more than the file can hold")
-            limits.require(path, size, "its header")
+            memory.require(path, size, "its header")
             content = stream.read(size + 1)
         if len(content) != size:
             raise ValueError(
@@ -152,7 +153,7 @@ def _mat_array(path: Path, tag: bytes, element: bytes, order: str) -> dict[str, 
     dtype = np.dtype(f"{order}{_MAT_TYPES[code]}")
     if min(shape) < 0 or math.prod(shape) * dtype.itemsize != size or size > MAX_BYTES:
         raise ValueError(f"{name} is declared as {shape} of {dtype} but has {size:,} bytes")
-    limits.require(f"{path}, {name}", size)
+    memory.require(f"{path}, {name}", size)
     if kind == _MAT_PACKED:
         content = zlib.decompressobj().decompress(element, place + size)
     return {name: np.frombuffer(content, dtype, math.prod(shape), place).reshape(shape, order="F")}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from fedc2i.data import limits
-from fedc2i.errors import UserError, one_line
+from fedc2i.core import memory
+from fedc2i.core.errors import UserError, one_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # Pillow knows more; of EPS it would run Ghostscript
@@ -66,7 +66,7 @@ def read_images(paths: Iterable[Path], size: int) -> np.ndarray[Any, np.dtype[np
     """Many image files as one uint8 ``(N, size, size, 3)``."""
     files = list(paths)
     if files:
-        limits.require(files[0].parent, len(files) * size * size * 3, f"{len(files):,} images")
+        memory.require(files[0].parent, len(files) * size * size * 3, f"{len(files):,} images")
     images = np.empty((len(files), size, size, 3), dtype=np.uint8)
     for row, path in enumerate(files):
         images[row] = read_image(path, size)

@@ -21,8 +21,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from fedc2i.data import limits
-from fedc2i.errors import UserError, one_line
+from fedc2i.core import memory
+from fedc2i.core.errors import UserError, one_line
 
 Array = np.ndarray[Any, Any]
 
@@ -73,7 +73,7 @@ class Archive:
                     f"{self._path}: no array '{name}', there are {one_line(', '.join(self.names)) or 'none'}"
                 )
         declared = sum(self._declared(name) for name in wanted)
-        limits.require(self._path, declared, copies=copies)
+        memory.require(self._path, declared, copies=copies)
         return {name: self._read(name) for name in wanted}
 
     def _declared(self, name: str) -> int:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fedc2i.data import catalog, images, splitlists
+from fedc2i.core.errors import UserError, one_line
+from fedc2i.data import catalog, images, split_lists
+from fedc2i.data.benchmark_cut import first_per_class, split_of, stratified_split
 from fedc2i.data.catalog import OFFICE_CLASSES
-from fedc2i.data.cuts import first_per_class, split_of, stratified_split
 from fedc2i.data.federation import Client, Federation
 from fedc2i.data.formats import Labelled, require_inside
-from fedc2i.errors import UserError, one_line
 
 PRESET: Mapping[str, Any] = {"model": "lenet5", "rounds": 40, "figure_rounds": (1, 4, 10, 40)}
 IMAGE_SIZE = 64
@@ -84,8 +84,8 @@ def _check_folder(folder: Path) -> None:
 def _listed(folder: Path, path: Path) -> list[Path]:
     """The files that a split list names, all of them inside ``folder``."""
     files = []
-    for entry, label in splitlists.read(path):
-        name, file_name = splitlists.class_and_file(path, entry)
+    for entry, label in split_lists.read(path):
+        name, file_name = split_lists.class_and_file(path, entry)
         if name not in OFFICE_CLASSES or label not in (name, OFFICE_CLASSES.index(name)):
             allowed = ", ".join(OFFICE_CLASSES)
             raise UserError(

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.seeding import key
 from fedc2i.data.federation import Client, Federation, Split
-from fedc2i.errors import UserError
-from fedc2i.seeding import key
 
 FORMS = (
     "iid:K, dirichlet:K:ALPHA, shards:K:S or quantity:K:ALPHA "

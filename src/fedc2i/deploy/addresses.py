@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from fedc2i.errors import UserError
+from fedc2i.core.errors import UserError
 
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 

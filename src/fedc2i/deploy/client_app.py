@@ -12,11 +12,11 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 
-from fedc2i import data as sources
+from fedc2i.core.errors import UserError
+from fedc2i.data import sources
 from fedc2i.deploy.folders import read_site
-from fedc2i.deploy.setup import understand
-from fedc2i.engine.flower.client_app import Home, make
-from fedc2i.errors import UserError
+from fedc2i.deploy.run_description import understand
+from fedc2i.flower.message_handlers import Home, make
 
 
 @lru_cache(maxsize=1)

@@ -5,7 +5,7 @@ A site's::
     site.toml                        its name, its data, and where the coordinator is
     site.key, site.pub, NAME.csr     its key (mode 0600), the public half, and the request to be admitted
     ca.crt                           the coordinator's authority: whom the site trusts
-    next/                            the same of a key that waits for the coordinator, see `fedc2i.deploy.site.rotate`
+    next/                            the same of a key that waits for the coordinator, see `site_folder.rotate`
 
 The coordinator's::
 
@@ -25,13 +25,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedc2i import data
-from fedc2i.config import read_toml
+from fedc2i.core.errors import UserError
+from fedc2i.data import sources
 from fedc2i.data.federation import Federation
 from fedc2i.deploy import keys, tls
 from fedc2i.deploy.addresses import check_bind, check_host, check_port, parse_address
-from fedc2i.deploy.files import read_secret, read_small
-from fedc2i.errors import UserError
+from fedc2i.deploy.secret_files import read_secret, read_small
+from fedc2i.runs.settings import read_toml
 
 SITE: Mapping[str, type] = {
     **dict.fromkeys(("name", "data", "coordinator", "client", "data_dir", "state", "logs"), str),
@@ -76,7 +76,7 @@ class Site:
         Raises:
             UserError: if it cannot be read, or holds several clients and the site does not say which is its own.
         """
-        found = data.load(self.data, data_dir=self.data_dir, image_size=self.image_size)
+        found = sources.load(self.data, data_dir=self.data_dir, image_size=self.image_size)
         if self.client is None and len(found.clients) > 1:
             raise UserError(f"{found.name}: several clients, this site's must be named: {', '.join(found.names)}")
         (own,) = found.select([self.client or found.names[0]]).clients
@@ -125,7 +125,7 @@ def read_site(folder: Path, *, ready: bool = True) -> Site:
     """A site's folder.
 
     Args:
-        folder: as `fedc2i.deploy.site.make_site` made it.
+        folder: as `fedc2i.deploy.site_folder.make_site` made it.
         ready: also refuse what would keep it from starting: a key that others can read, a missing ``ca.crt``.
 
     Raises:
@@ -151,7 +151,7 @@ def read_coordinator(folder: Path, *, ready: bool = True) -> Coordinator:
     """The coordinator's folder.
 
     Args:
-        folder: as `fedc2i.deploy.coordinator.make_coordinator` made it.
+        folder: as `fedc2i.deploy.coordinator_folder.make_coordinator` made it.
         ready: also refuse what would keep it from starting: a key that others can read, a certificate that sites
             would not accept. ``ca.key`` is not needed for that, and may lie elsewhere until the next renewal.
 

@@ -12,8 +12,8 @@ import hashlib
 import re
 from typing import NamedTuple
 
-from fedc2i.deploy.files import MOST_BYTES
-from fedc2i.errors import UserError
+from fedc2i.core.errors import UserError
+from fedc2i.deploy.secret_files import MOST_BYTES
 
 try:
     from cryptography import x509

@@ -1,6 +1,6 @@
 """A program of another's as a process of ours: what it finds around it, its log, and its certain end.
 
-Every program runs under a keeper (see :mod:`fedc2i.deploy.keeper`), so nothing of it outlives this process.
+Every program runs under a keeper (see :mod:`fedc2i.deploy.process_guard`), so nothing of it outlives this process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedc2i.deploy import keeper
-from fedc2i.errors import UserError
+from fedc2i.core.errors import UserError
+from fedc2i.deploy import process_guard
 
 LOOPBACK = "127.0.0.1"
 _PATIENCE = 10.0  # seconds that a program has to end by itself
@@ -118,7 +118,7 @@ class Program:
         if self.log.exists() and self.log.stat().st_size > _LONG:
             self.log.replace(self.log.with_suffix(".log.old"))
         self._begin = self.log.stat().st_size if self.log.exists() else 0
-        words = [sys.executable, "-I", "-S", keeper.__file__, str(os.getpid()), str(patience), *command]
+        words = [sys.executable, "-I", "-S", process_guard.__file__, str(os.getpid()), str(patience), *command]
         with self.log.open("ab") as log:
             self._keeper = subprocess.Popen(
                 words,

@@ -19,23 +19,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedc2i import checkpoint, journal, plugins, privacy
+from fedc2i.core import plugins
+from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.files import to_json, write_atomically, writing
 from fedc2i.data.remote import RemoteFederation
-from fedc2i.deploy.setup import describe
+from fedc2i.deploy.run_description import describe
+from fedc2i.engine import accountant, checkpoint_file
 from fedc2i.engine.client import Recipe
-from fedc2i.engine.flower.coordinator import Coordinator
-from fedc2i.engine.flower.fleet import Fleet, Grid
-from fedc2i.engine.flower.gather import Policy
-from fedc2i.engine.flower.roster import assemble, in_common, refuse_misfits
-from fedc2i.engine.flower.site import Assignment, expected_upload
-from fedc2i.engine.flower.tasks import Introduction
-from fedc2i.engine.rounds import POINTS, Point, Round
-from fedc2i.errors import UserError, one_line
-from fedc2i.plans import Plan, prepare
-from fedc2i.progress import left_out
+from fedc2i.engine.records import POINTS, Point, Round
+from fedc2i.flower.coordinator import Coordinator
+from fedc2i.flower.fleet import Fleet, Grid
+from fedc2i.flower.gather import Policy
+from fedc2i.flower.messages import Introduction
+from fedc2i.flower.roster import assemble, in_common, refuse_misfits
+from fedc2i.flower.site import Assignment, expected_upload
 from fedc2i.report import figures
-from fedc2i.results import Result
-from fedc2i.runs import RunFolder, to_json, write_atomically, writing
+from fedc2i.report.progress import left_out
+from fedc2i.runs import journal
+from fedc2i.runs.folder import RunFolder
+from fedc2i.runs.plan import Plan, prepare
+from fedc2i.runs.results import Result
 
 JOB = "job.json"  # what was asked for
 _RUN = "run.json"  # who takes part, and how sites call the run
@@ -127,7 +130,7 @@ def _lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
     refuse_misfits(fleet, federation, job.policy.min_sites)
     plan = prepare([job.method], {**job.settings, **job.policy.settings(), "device": "cpu"}, federation)[0]
     files = RunFolder(job.out, federation.names)
-    planned = privacy.cost(plan.config, len(federation.names))
+    planned = accountant.cost(plan.config, len(federation.names))
     if planned is not None:
         say(f"privacy: {planned}")
     files.begin(plan.config)
@@ -174,9 +177,9 @@ def _lead_seed(
     def keep() -> None:
         state = coordinator.checkpoint()
         if state is not None:
-            checkpoint.save(states, *state)
+            checkpoint_file.save(states, *state)
 
-    saved = checkpoint.load(states)
+    saved = checkpoint_file.load(states)
     if saved is not None:
         coordinator.restore(saved)
         result.rounds += journal.read(reports, saved.round)

@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fedc2i.deploy.conduct import PRELOAD, conduct, open_link
-from fedc2i.deploy.coordinator import admit, admitted, make_coordinator
-from fedc2i.deploy.files import read_small
+from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.files import write_atomically
+from fedc2i.deploy.coordinator_folder import admit, admitted, make_coordinator
+from fedc2i.deploy.flower_processes import SuperNode
 from fedc2i.deploy.folders import Site, read_coordinator, read_site
 from fedc2i.deploy.keys import read_request
 from fedc2i.deploy.launch import LOOPBACK, free_port
 from fedc2i.deploy.lead import JOB, Job, refuse_changed_files
-from fedc2i.deploy.processes import SuperNode
-from fedc2i.deploy.site import make_site
-from fedc2i.deploy.supervise import supervise
-from fedc2i.errors import UserError, one_line
-from fedc2i.runs import write_atomically
+from fedc2i.deploy.secret_files import read_small
+from fedc2i.deploy.site_folder import make_site
+from fedc2i.deploy.superlink_run import PRELOAD, conduct, open_link
+from fedc2i.deploy.supervisor import supervise
 
 FEDERATION = "federation"  # of a run folder, until the run is finished
 COORDINATOR, SITES = "coordinator", "sites"  # in there

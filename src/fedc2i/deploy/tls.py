@@ -9,9 +9,9 @@ import ipaddress
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
+from fedc2i.core.errors import UserError
 from fedc2i.deploy import keys  # first: where cryptography is missing, it says what to install
 from fedc2i.deploy.addresses import check_host
-from fedc2i.errors import UserError
 
 # isort: split
 from cryptography import x509

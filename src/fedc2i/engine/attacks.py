@@ -25,9 +25,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedc2i import seeding
-from fedc2i.errors import UserError
-from fedc2i.params import Params
+from fedc2i.core import seeding
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params
 
 LABEL_FLIP = "label-flip"
 KINDS: Mapping[str, float | None] = {  # with the strength if nothing is said, none for those that have none
@@ -132,7 +132,9 @@ def apply(attack: Attack, upload: Params, start: Params, key: tuple[int, str, in
     """
 
     def sent(name: str, tensor: Tensor) -> Tensor:
-        from_start = start.get(name.rpartition("/")[2])  # a method may send tensors under a tag, see `fedc2i.tags`
+        from_start = start.get(
+            name.rpartition("/")[2]
+        )  # a method may send tensors under a tag, see `fedc2i.methods.math.tags`
         before = torch.zeros_like(tensor) if from_start is None else from_start.to(tensor.dtype)
         if attack.kind == "free-rider":
             return before

@@ -13,14 +13,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedc2i import seeding
+from fedc2i.core import seeding
+from fedc2i.core.params import Params, Stacked, stack
 from fedc2i.data.federation import Client, Split
 from fedc2i.engine.attacks import Attackers, flips_labels
-from fedc2i.evaluate import at_once, means, predict_all, score
 from fedc2i.methods.base import Method, Phase, Site
-from fedc2i.models import Model
-from fedc2i.params import Params, Stacked, stack
-from fedc2i.training import Batch, Training, draw_epochs, train
+from fedc2i.models.model import Model
+from fedc2i.training.evaluation import at_once, means, score
+from fedc2i.training.local import Batch, Training, draw_epochs, train
 
 Piece = tuple[str, int, int]  # a split, the first image in it and the one behind the last
 
@@ -196,3 +196,9 @@ class LocalClient:
             by_split[split].append(own)
         checked = means(by_split["validation"], len(self.data.validation.y))
         return means(by_split["test"], len(self.data.test.y)) | {f"validation_{n}": v for n, v in checked.items()}
+
+
+def predict_all(method: Method, params: Params, x: Tensor, site: Site) -> dict[str, Tensor]:
+    """The method's main prediction under ``""``, its others under ``"/name"``."""
+    others = method.other_predictions(params, x, site)
+    return {"": method.predict(params, x, site), **{f"/{name}": logits for name, logits in others.items()}}

@@ -8,8 +8,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from fedc2i.methods.base import Download, Method, Uploads
-from fedc2i.params import (
+from fedc2i.core.params import (
     Params,
     Stacked,
     finite,
@@ -22,6 +21,7 @@ from fedc2i.params import (
     uniform,
     unprefixed,
 )
+from fedc2i.methods.base import Download, Method, Uploads
 
 NOT_FINITE = "not finite"
 REPORTS = "reports/"  # of a server's tensors: on the CPU, wherever the models are

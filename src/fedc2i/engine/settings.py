@@ -7,14 +7,15 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedc2i import fitting
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import check_at_least, check_choice
 from fedc2i.data.federation import Federation
-from fedc2i.engine import attacks, privacy, topology, trial
-from fedc2i.errors import UserError
+from fedc2i.engine import attacks, clip_noise, topology
+from fedc2i.engine.executors.stacked import compatibility
 from fedc2i.methods.base import Method
-from fedc2i.models import Model
-from fedc2i.options import check_at_least, check_choice
-from fedc2i.training import Training
+from fedc2i.models import validation
+from fedc2i.models.model import Model
+from fedc2i.training.local import Training
 
 MOST_THREADS = 1024  # torch crashes when asked for very many
 
@@ -110,13 +111,13 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
     attacks.parse(settings.attack, federation.names, seed=0)
     if settings.executor == "workers" and os.name != "posix":
         raise UserError("executor=workers needs Linux or macOS; use executor=looped")
-    if settings.executor == "stacked" and (reason := trial.obstacle(model, federation.image_shape)) is not None:
+    if settings.executor == "stacked" and (reason := compatibility.obstacle(model, federation.image_shape)) is not None:
         raise UserError(f"executor=stacked: model '{model.name}' {reason}; use executor=looped")
     if method.probe is not None and method.probe.split == "validation":
         for client in federation.clients:
             if not len(client.validation):
                 raise UserError(f"influence_split=validation: client '{client.name}' has no validation data")
-    privacy.check(method, model, federation, settings)
+    clip_noise.check(method, model, federation, settings)
     if settings.patience and not any(len(client.validation) for client in federation.clients):
         raise UserError(f"patience={settings.patience}: no client of '{federation.name}' has validation data")
 
@@ -129,7 +130,7 @@ def _refuse_single_samples(model: Model, federation: Federation, training: Train
         for name, count in samples.items()
         if count == 1 or size == 1 or (count % size == 1 and not (training.drop_last and count > size))
     }
-    reason = fitting.trouble_with_one(model, federation.image_shape) if single else None
+    reason = validation.trouble_with_one(model, federation.image_shape) if single else None
     if reason is None:
         return
     name, count = next(((own, n) for own, n in single.items() if n == 1), next(iter(single.items())))

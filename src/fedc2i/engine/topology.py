@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from fedc2i import seeding
-from fedc2i.errors import UserError
+from fedc2i.core import seeding
+from fedc2i.core.errors import UserError
 
 ALLOWED = "full, ring, random:K or a FILE"
 MOST_BYTES = 2**22  # of a file

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.errors import UserError
-from fedc2i.models import Model
-from fedc2i.options import check_at_least, option
-from fedc2i.params import Params, Stacked, floating, mix, rows, select, uniform
-from fedc2i.training import Batch
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import check_at_least, option
+from fedc2i.core.params import Params, Stacked, floating, mix, rows, select, uniform
+from fedc2i.models.model import Model
+from fedc2i.training.local import Batch
 
 Part = Literal["all", "body", "head"]
 

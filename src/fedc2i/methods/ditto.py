@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from fedc2i.core.options import check_at_least, option
+from fedc2i.core.params import Params
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.models import Model
-from fedc2i.options import check_at_least, option
-from fedc2i.params import Params
-from fedc2i.training import Batch
+from fedc2i.models.model import Model
+from fedc2i.training.local import Batch
 
 _PRIVATE = "private."
 

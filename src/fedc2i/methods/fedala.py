@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from fedc2i.errors import UserError
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import check_at_least, check_whole, option
+from fedc2i.core.params import Params
 from fedc2i.methods.base import Probe, Site
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.models import Model
-from fedc2i.options import check_at_least, check_whole, option
-from fedc2i.params import Params
-from fedc2i.training import Batch
+from fedc2i.models.model import Model
+from fedc2i.training.local import Batch
 
 _WEIGHT = "mixing."
 

@@ -12,8 +12,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedc2i.core.options import check_choice, option
 from fedc2i.methods.base import Method, Uploads
-from fedc2i.options import check_choice, option
 
 
 @dataclass(frozen=True)

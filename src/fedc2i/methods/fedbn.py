@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedc2i.errors import UserError
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params, select
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.models import NAMES, Model
-from fedc2i.params import Params, select
-from fedc2i.training import Batch
+from fedc2i.models.model import Model
+from fedc2i.models.named import NAMES
+from fedc2i.training.local import Batch
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.candidates import CANDIDATES, beside, choose, scores, spread
-from fedc2i.errors import UserError
-from fedc2i.gamma import Clock, Gamma
-from fedc2i.influence import (
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import check_at_least, check_choice, check_whole, convert, option
+from fedc2i.core.params import VALID, Params, Stacked, finite, mix, mix_tensor, relay, select
+from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
+from fedc2i.methods.math.candidates import CANDIDATES, beside, choose, scores, spread
+from fedc2i.methods.math.gamma import Clock, Gamma
+from fedc2i.methods.math.influence import (
     class_losses_of_heads,
     client_losses,
     equal_share,
@@ -43,11 +46,8 @@ from fedc2i.influence import (
     influence,
     sharp_cross_entropy,
 )
-from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
-from fedc2i.models import scale
-from fedc2i.options import check_at_least, check_choice, check_whole, convert, option
-from fedc2i.params import VALID, Params, Stacked, finite, mix, mix_tensor, relay, select
-from fedc2i.training import Batch
+from fedc2i.models.model import scale
+from fedc2i.training.local import Batch
 
 WEIGHTS = ("influence_vector", "influence_matrix")
 LOSSES = ("client_losses", "class_losses", "gamma_class")

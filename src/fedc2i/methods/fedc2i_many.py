@@ -19,9 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedc2i.gamma import Gamma, perplexity
+from fedc2i.core.options import option
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.options import option
+from fedc2i.methods.math.gamma import Gamma, perplexity
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 In FedC²I every client receives all models. Here the server mixes for each, and a client receives its own mixed model
 and two means, of all bodies and of all heads. It cannot measure leave-one-out losses then, for any such mean would show
-it the model that is left out. It uploads a *statement* beside its model instead (see `fedc2i.statements`):
+it the model that is left out. It uploads a *statement* beside its model instead (see `math.first_order`):
 
     l, g        the loss of (θ̄, φ_m) and its gradient with respect to θ̄
     l_c, g_c    for each class the loss of (θ_m, φ_m with the mean row φ̄_c) and its gradient with respect to that row
@@ -31,15 +31,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedc2i.gamma import Gamma
-from fedc2i.influence import equal_share
+from fedc2i.core.options import convert, option
+from fedc2i.core.params import VALID, Params, mix, relay, select
 from fedc2i.methods.base import Download, Method, Site, Uploads
 from fedc2i.methods.fedc2i import WEIGHTS, check_gammas, weigh
-from fedc2i.options import convert, option
-from fedc2i.params import VALID, Params, mix, relay, select
-from fedc2i.statements import body_products, body_statement, head_rows, row_statement, stated_losses
-from fedc2i.tags import BUFFER, HEAD, tag, tagged
-from fedc2i.training import Batch
+from fedc2i.methods.math.first_order import body_products, body_statement, head_rows, row_statement, stated_losses
+from fedc2i.methods.math.gamma import Gamma
+from fedc2i.methods.math.influence import equal_share
+from fedc2i.methods.math.tags import BUFFER, HEAD, tag, tagged
+from fedc2i.training.local import Batch
 
 STATEMENT = "statement/"
 MEAN = "mean/"

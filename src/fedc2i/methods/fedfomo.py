@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.influence import equal_share
+from fedc2i.core.options import check_choice, check_whole, option
+from fedc2i.core.params import VALID, Params, Stacked, mix, relay, row, select
 from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
-from fedc2i.models import Model
-from fedc2i.options import check_choice, check_whole, option
-from fedc2i.params import VALID, Params, Stacked, mix, relay, row, select
-from fedc2i.training import Batch
+from fedc2i.methods.math.influence import equal_share
+from fedc2i.models.model import Model
+from fedc2i.training.local import Batch
 
 _BEFORE = "before."
 

@@ -24,15 +24,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedc2i.clustering import cosine_similarity, first_neighbours, linked_above
-from fedc2i.errors import UserError
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import check_at_least, check_choice, option
+from fedc2i.core.params import Params
 from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
 from fedc2i.methods.fedpac import FedPAC, class_statistics
-from fedc2i.options import check_at_least, check_choice, option
-from fedc2i.params import Params
-from fedc2i.solvers import combination_weights
-from fedc2i.tags import HEAD, tag, tagged
-from fedc2i.training import Batch
+from fedc2i.methods.math.clustering import cosine_similarity, first_neighbours, linked_above
+from fedc2i.methods.math.quadratic_program import combination_weights
+from fedc2i.methods.math.tags import HEAD, tag, tagged
+from fedc2i.training.local import Batch
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class FedIC(FedPAC):
         return Download(shared, personal, uploads.clients), state
 
     def clusters(self, points: Tensor, present: Tensor) -> Tensor:
-        """``(C, K, K)`` who shares a cluster with whom, of prototypes ``(C, K, d)``; see `fedc2i.clustering`."""
+        """``(C, K, K)`` who shares a cluster with whom, of prototypes ``(C, K, d)``; see `math.clustering`."""
         similarity = cosine_similarity(points)
         if self.clustering == "finch":
             return first_neighbours(similarity, present)

@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from fedc2i.core.options import check_at_least, check_whole, option
+from fedc2i.core.params import Params, mix, select
 from fedc2i.methods.base import Download, Phase, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.options import check_at_least, check_whole, option
-from fedc2i.params import Params, mix, select
-from fedc2i.prototypes import average, prototypes
-from fedc2i.solvers import combination_weights
-from fedc2i.tags import HEAD, tag, tagged
-from fedc2i.training import Batch
+from fedc2i.methods.math.prototypes import average, prototypes
+from fedc2i.methods.math.quadratic_program import combination_weights
+from fedc2i.methods.math.tags import HEAD, tag, tagged
+from fedc2i.training.local import Batch
 
 STATISTICS = ("prototypes", "class_counts", "reference", "variance")
 WEIGHTS = ("influence_vector", "influence_matrix")  # what the server sends along for reports

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.errors import UserError
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import check_at_least, check_choice, option
+from fedc2i.core.params import Params, mix, select
 from fedc2i.methods.base import Download, Method, Site, Uploads
-from fedc2i.options import check_at_least, check_choice, option
-from fedc2i.params import Params, mix, select
-from fedc2i.prototypes import average, nearness, prototypes
-from fedc2i.training import Batch
+from fedc2i.methods.math.prototypes import average, nearness, prototypes
+from fedc2i.training.local import Batch
 
 
 @dataclass(frozen=True)

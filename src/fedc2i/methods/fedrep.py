@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedc2i.core.options import check_whole, option
+from fedc2i.core.params import Params, select
 from fedc2i.methods.base import Phase, Site
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.options import check_whole, option
-from fedc2i.params import Params, select
-from fedc2i.training import Batch
+from fedc2i.training.local import Batch
 
 
 @dataclass(frozen=True)

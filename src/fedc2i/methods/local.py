@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedc2i.core.params import Params
 from fedc2i.methods.base import Download, Method, Site, Uploads
-from fedc2i.params import Params
-from fedc2i.training import Batch
+from fedc2i.training.local import Batch
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from fedc2i.core.params import Params
 from fedc2i.methods.base import Download, Method, Uploads
-from fedc2i.params import Params
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedc2i.core.options import check_whole, option
+from fedc2i.core.params import Stacked
 from fedc2i.methods.base import Method, Uploads
 from fedc2i.methods.median import middle
-from fedc2i.options import check_whole, option
-from fedc2i.params import Stacked
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedc2i.errors import UserError
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import check_at_least, check_choice, option
+from fedc2i.core.params import Params
 from fedc2i.methods.base import Download, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.options import check_at_least, check_choice, option
-from fedc2i.params import Params
-from fedc2i.solvers import project_simplex
-from fedc2i.tags import BUFFER, tag, tagged
-from fedc2i.training import Batch
+from fedc2i.methods.math.quadratic_program import project_simplex
+from fedc2i.methods.math.tags import BUFFER, tag, tagged
+from fedc2i.training.local import Batch
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fedc2i.core.options import option
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedprox import FedProx
 from fedc2i.methods.fedrep import FedRep
-from fedc2i.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedc2i.errors import UserError
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import option
+from fedc2i.core.params import Params, mix_tensor, uniform
 from fedc2i.methods.base import Download, Method, Uploads
-from fedc2i.options import option
-from fedc2i.params import Params, mix_tensor, uniform
 
 _DIGITS = 9  # 0.1 · 30 is a little more than 3 in binary
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedc2i.averaging import mean_weights
+from fedc2i.analysis.seed_mean import mean_weights
+from fedc2i.core.files import write_atomically
 from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation
-from fedc2i.engine.rounds import POINTS, Point
-from fedc2i.results import Array, Result
-from fedc2i.runs import write_atomically
+from fedc2i.engine.records import POINTS, Point
+from fedc2i.runs.results import Array, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,140 +1,132 @@
-"""The paper's tables over several data sets: ablation, γ study and cost."""
+"""Every table and figure of the paper as a recipe: which runs it needs, and what is made of them.
+
+`ARTEFACTS` names them. Runs that several recipes share are computed once (`store.Store`). All go by the protocol's
+presets; only seeds, rounds and the device are the user's. Only the last round is scored, as tables show no other.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import numpy as np
+from fedc2i.data.federation import Federation
+from fedc2i.report import figures, paper_tables, tables
+from fedc2i.runs.cache import Store
+from fedc2i.runs.plan import Observer, Plan, prepare
+from fedc2i.runs.results import Result
 
-from fedc2i.engine.rounds import POINTS, Point
-from fedc2i.report.table import Row, Table
-from fedc2i.report.tables import (
-    BEST_NOTE,
-    DIFFERENCE_NOTE,
-    POINTS_NOTE,
-    TIES_NOTE,
-    difference,
-    other_protocol,
-    point_label,
-    published_row,
-    reconstructions,
-    seeds_label,
-    ties,
+BENCHMARKS = ("digit5", "office10")
+METHODS = ("local", "fedavg", "fedprox", "fedrep", "fedrod", "fedproto", "fedcalm", "fedic", "fedc2i")
+VARIANTS = (
+    "local",
+    "fedavg",
+    "fedc2i:variant=client",
+    "fedc2i:variant=class-local",
+    "fedc2i:variant=class-global",
+    "fedc2i",
 )
-from fedc2i.results import Result, Score
-
-PUBLISHED_NOTE = "The published Avg is over all clients of the published data, at a point the paper does not name."
+GAMMAS = ("fedc2i:gamma=0.5", "fedc2i:gamma=1.0", "fedc2i:gamma=2.0", "fedc2i", "fedc2i:gamma=10.0")
 
 
-def averages(title: str, found: Sequence[Sequence[Result]]) -> Table:
-    """The averages of every method on several data sets, at both points, beside the published ones.
+@dataclass(frozen=True)
+class Artefact:
+    """One thing of the paper.
 
-    Args:
-        title: of the table.
-        found: for each data set the same methods in the same order.
+    Attributes:
+        about: what it is.
+        needs: by benchmark the methods whose runs it is made of.
+        make: writes its files into a folder; returns their names.
     """
-    header = [name for results in found for name in (*_average_columns(results[0]), *_paper_columns(results[0]))]
-    table = Table(f"{title}; {seeds_label(found[0][0])}", ("Method", "Point", *header))
-    all_ties = [ties(results) for results in found]
-    for rows in zip(*found, strict=True):
-        for point in POINTS:
-            cells: list[str] = []
-            marks: set[int] = set()
-            for result, results, tied in zip(rows, found, all_ties, strict=True):
-                own = _average_cells(result, point)
-                marks |= {2 + len(cells) + k for k in range(len(own)) if _is_best(result, results, point, k)}
-                own[-1] += " ~" if (result.key, point) in tied else ""
-                cells += [*own, *_paper_cells(result, point)]
-            row = Row((rows[0].label, point_label(rows[0], point), *cells), best=frozenset(marks))
-            table.rows.append(replace(row, ends_section=point == "trained"))
-    table.notes = [
-        POINTS_NOTE,
-        BEST_NOTE,
-        TIES_NOTE.format(average="the last average of a data set"),
+
+    about: str
+    needs: Mapping[str, Sequence[str]]
+    make: Callable[[Reproduction, Path], list[str]]
+
+
+class Reproduction:
+    """What is to be made, planned and checked before anything is computed."""
+
+    def __init__(self, names: Sequence[str], settings: Mapping[str, Any], store: Store) -> None:
+        """Plans every run that the artefacts called ``names`` need, with ``settings`` over the presets."""
+        self._names = names
+        self._store = store
+        self._results: dict[tuple[str, str], Result] = {}
+        self._plans: dict[tuple[str, str], Plan] = {}
+        self._federations: dict[str, Federation] = {}
+        for data in BENCHMARKS:
+            concerned = [ARTEFACTS[name].needs[data] for name in names if data in ARTEFACTS[name].needs]
+            wanted = list(dict.fromkeys(method for methods in concerned for method in methods))
+            if concerned:
+                plans = prepare(wanted or ["local"], {"evaluate_every": 0, **settings}, data)
+                self._federations[data] = plans[0].federation
+                self._plans |= {(data, method): plan for method, plan in zip(wanted, plans, strict=False)}
+
+    def runs_left(self) -> int:
+        """How many single-seed runs are still to be computed."""
+        return sum(len(self._store.missing(plan)) for plan in self._plans.values())
+
+    def plans_left(self) -> int:
+        """How many methods on a benchmark these are."""
+        return sum(bool(self._store.missing(plan)) for plan in self._plans.values())
+
+    def make(self, folder: Path, observer: Observer | None = None) -> list[str]:
+        """Computes what is missing and writes every table and figure; returns the files' names."""
+        for key, plan in self._plans.items():
+            self._results[key] = self._store.compute(plan, observer)
+        return [file for name in self._names for file in ARTEFACTS[name].make(self, folder)]
+
+    def federation(self, data: str) -> Federation:
+        """A benchmark's data."""
+        return self._federations[data]
+
+    def results(self, data: str, methods: Sequence[str]) -> list[Result]:
+        """Computed results, in that order."""
+        return [self._results[data, method] for method in methods]
+
+
+def _main_table(data: str, name: str) -> Callable[[Reproduction, Path], list[str]]:
+    def make(all_of: Reproduction, folder: Path) -> list[str]:
+        found = all_of.results(data, METHODS)
+        main = tables.comparison(found, against_paper=True)
+        return [*main.write(folder, name), *paper_tables.costs(found).write(folder, f"{name}-cost")]
+
+    return make
+
+
+def _ablation(all_of: Reproduction, folder: Path) -> list[str]:
+    found = [all_of.results(data, VARIANTS) for data in BENCHMARKS]
+    return paper_tables.averages("Ablation: influence vector λ and influence matrix Λ", found).write(folder, "ablation")
+
+
+def _gamma(all_of: Reproduction, folder: Path) -> list[str]:
+    return paper_tables.gamma_study([all_of.results(data, GAMMAS) for data in BENCHMARKS]).write(folder, "gamma")
+
+
+def _influence(all_of: Reproduction, folder: Path) -> list[str]:
+    written = []
+    for data in BENCHMARKS:
+        (result,) = all_of.results(data, ["fedc2i"])
+        vectors = figures.mean_over_seeds(result, "influence_vector")
+        if vectors.size:  # a run that diverged in every seed measured nothing
+            written += figures.write(figures.influence_vectors(result, vectors), folder, f"influence-{data}")
+    return written
+
+
+def _samples(all_of: Reproduction, folder: Path) -> list[str]:
+    return [
+        file
+        for data in BENCHMARKS
+        for file in figures.write(figures.samples(all_of.federation(data)), folder, f"samples-{data}")
     ]
-    table.notes += [PUBLISHED_NOTE, DIFFERENCE_NOTE, *_notes(found)]
-    return table
 
 
-def gamma_study(found: Sequence[Sequence[Result]]) -> Table:
-    """Validation and test averages for every γ on several data sets; the choice falls on validation alone."""
-    header: list[str] = []
-    for results in found:
-        header += [f"{results[0].config.data} validation", *_average_columns(results[0]), *_paper_columns(results[0])]
-    table = Table(f"Effect of γ; {seeds_label(found[0][0])}", ("γ", "Point", *header))
-    for rows in zip(*found, strict=True):
-        for point in POINTS:
-            cells: list[str] = []
-            marks: set[int] = set()
-            for result, results in zip(rows, found, strict=True):
-                own = [str(_validation(result, point)), *_average_cells(result, point)]
-                if result is max(results, key=lambda other: _validation(other, point).mean):
-                    marks |= set(range(2 + len(cells), 2 + len(cells) + len(own)))
-                cells += [*own, *_paper_cells(result, point)]
-            gamma = f"{rows[0].config.options['gamma']:g}"
-            row = Row(
-                (gamma, point_label(rows[0], point), *cells), best=frozenset(marks), ends_section=point == "trained"
-            )
-            table.rows.append(row)
-    table.notes = [
-        POINTS_NOTE,
-        "bold: the γ that validation accuracy chooses at that point, and its test accuracy; validation is averaged "
-        "over the clients that have validation data.",
-        PUBLISHED_NOTE,
-        DIFFERENCE_NOTE,
-        *_notes(found),
-    ]
-    return table
-
-
-def costs(results: Sequence[Result]) -> Table:
-    """Measured cost of every method: traffic of one client in one round, and seconds of a whole round."""
-    device = results[0].config.torch_device()
-    table = Table(
-        f"Cost on {results[0].config.data}, {results[0].config.model}, {len(results[0].federation.names)} clients",
-        ("Method", "Device", "up (kB)", "down (kB)", "seconds a round"),
-    )
-    for result in results:
-        sizes = (f"{result.bytes_up / 1000:.1f}", f"{result.bytes_down / 1000:.1f}")
-        table.rows.append(Row((result.label, device.type, *sizes, f"{result.seconds / len(result.rounds):.3f}")))
-    table.notes = [
-        "up and down: bytes of the tensors that one client sends and receives in a round, on average; seconds: local "
-        "training of all clients, exchange, and evaluation in rounds that are scored. Seeds are computed side by "
-        "side; this is the share of one.",
-        *reconstructions(results),
-    ]
-    return table
-
-
-def _average_columns(result: Result) -> list[str]:
-    return [f"{result.config.data} {title}" for title in result.averages("trained")]
-
-
-def _average_cells(result: Result, point: Point) -> list[str]:
-    return [str(Score.of(values)) for values in result.averages(point).values()]
-
-
-def _is_best(result: Result, results: Sequence[Result], point: Point, average: int) -> bool:
-    """Whether no other result has a higher average, as printed."""
-    means = {other.key: round(float(list(other.averages(point).values())[average].mean()), 2) for other in results}
-    return means[result.key] == max(means.values())
-
-
-def _paper_columns(result: Result) -> list[str]:
-    return [f"{result.config.data} published Avg", "difference"]
-
-
-def _paper_cells(result: Result, point: Point) -> list[str]:
-    """The published average, said once, beside the trained point, and how far ours is from it."""
-    printed = published_row(result).get("Avg")
-    shown = str(printed) if printed is not None and point == "trained" else ""
-    return [shown, difference(result.scores(point)["Avg"], printed, "Avg", result)]
-
-
-def _notes(found: Sequence[Sequence[Result]]) -> list[str]:
-    return [note for results in found for note in (*other_protocol(results[0]), *results[0].federation.notes)]
-
-
-def _validation(result: Result, point: Point) -> Score:
-    return Score.of(np.nanmean(result.accuracy(point, "validation_accuracy"), axis=1))
+ARTEFACTS: Mapping[str, Artefact] = {
+    "table1": Artefact("Table I: Digit-5", {"digit5": METHODS}, _main_table("digit5", "table1")),
+    "table2": Artefact("Table II: Office-10", {"office10": METHODS}, _main_table("office10", "table2")),
+    "ablation": Artefact("Table III: λ and Λ", dict.fromkeys(BENCHMARKS, VARIANTS), _ablation),
+    "gamma": Artefact("Table IV: values of γ", dict.fromkeys(BENCHMARKS, GAMMAS), _gamma),
+    "influence": Artefact("the influence vectors over rounds", dict.fromkeys(BENCHMARKS, ("fedc2i",)), _influence),
+    "samples": Artefact("raw samples of every client", dict.fromkeys(BENCHMARKS, ()), _samples),
+}

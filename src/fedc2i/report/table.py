@@ -11,8 +11,8 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedc2i.errors import printable
-from fedc2i.runs import write_atomically
+from fedc2i.core.errors import printable
+from fedc2i.core.files import write_atomically
 
 MOST_METHOD = 16  # letters of a method's name in a line, where room is scarce
 

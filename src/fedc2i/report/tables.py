@@ -11,13 +11,13 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedc2i.engine.rounds import POINTS, Point
-from fedc2i.paper import misprints, published
-from fedc2i.report.attacked import attack_notes
+from fedc2i.analysis.significance import indistinguishable, pooled_deviations
+from fedc2i.core.files import to_json, write_atomically
+from fedc2i.engine.records import POINTS, Point
+from fedc2i.report.attack_notes import attack_notes
+from fedc2i.report.published import misprints, published
 from fedc2i.report.table import Row, Table
-from fedc2i.results import Result, Score
-from fedc2i.runs import to_json, write_atomically
-from fedc2i.significance import indistinguishable, pooled_deviations
+from fedc2i.runs.results import Result, Score
 
 POINTS_NOTE = (
     "received: the model a client starts a round from; trained: after its local run; *: the method's headline."

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedc2i.report.html.compare import last_round, settings_that_differ
-from fedc2i.results import Result
+from fedc2i.runs.results import Result
 
 MOST_SETTINGS = 5  # that are named; the table below the verdict has them all
 MOST_CLIENTS = 6  # whose uploads are named

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedc2i.engine.rounds import POINTS, Point
-from fedc2i.errors import UserError
+from fedc2i.analysis.significance import bootstrap_interval
+from fedc2i.analysis.verdicts import Paired
+from fedc2i.core.errors import UserError
+from fedc2i.engine.records import POINTS, Point
 from fedc2i.report import tables
 from fedc2i.report.table import Row, Table
-from fedc2i.results import Array, Result
-from fedc2i.significance import bootstrap_interval
-from fedc2i.verdicts import Paired
+from fedc2i.runs.results import Array, Result
 
 MOST_NAMED = 6  # seeds listed in a line
 MOST_COLUMNS = 12  # clients with a column of their own

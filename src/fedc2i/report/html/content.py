@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedc2i.averaging import mean_weights
-from fedc2i.engine.rounds import POINTS
-from fedc2i.mass import domain_of
+from fedc2i.analysis.domain_share import domain_of
+from fedc2i.analysis.seed_mean import mean_weights
+from fedc2i.engine.records import POINTS
 from fedc2i.report.html.compare import headline, named
 from fedc2i.report.html.groups import grouped
 from fedc2i.report.html.packing import (
@@ -25,7 +25,7 @@ from fedc2i.report.html.packing import (
     pack,
     spread,
 )
-from fedc2i.results import Array, Result
+from fedc2i.runs.results import Array, Result
 
 DIAGNOSTICS = {"vector": ("influence_vector", 2), "matrix": ("influence_matrix", 3)}  # λ (M, M), Λ (M, M, C)
 

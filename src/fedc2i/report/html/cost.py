@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedc2i.report.table import Row, Table
 from fedc2i.report.tables import reconstructions
-from fedc2i.results import Result
+from fedc2i.runs.results import Result
 
 
 def cost_table(results: Sequence[Result]) -> Table:

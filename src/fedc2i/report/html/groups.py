@@ -9,8 +9,8 @@ import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
-from fedc2i.mass import domain_of
-from fedc2i.results import Array
+from fedc2i.analysis.domain_share import domain_of
+from fedc2i.runs.results import Array
 
 MOST_NODES = 16
 CLUSTERS = 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedc2i.report.html.packing import influences, last_influence
-from fedc2i.results import Array, Result
+from fedc2i.runs.results import Array, Result
 
 MOST_HELPERS = 3
 NOTABLE = 0.1  # of an equal share; who has less is no helper

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedc2i.averaging import mean_weights
-from fedc2i.engine.reporting import LARGE
-from fedc2i.engine.rounds import Point
-from fedc2i.results import Array, Result
+from fedc2i.analysis.seed_mean import mean_weights
+from fedc2i.engine.diagnostics import LARGE
+from fedc2i.engine.records import Point
+from fedc2i.runs.results import Array, Result
 
 STEPS = 65534  # between the lowest and the highest number; one more stands for nan
 MOST_VALUES = 1_200_000  # of λ, and as many of Λ, in a page: 3.2 MB each

@@ -9,19 +9,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fedc2i.errors import UserError
+from fedc2i.core.errors import UserError
+from fedc2i.core.files import write_atomically
+from fedc2i.core.version import __version__
 from fedc2i.report.html.compare import difference_table, score_table, settings_that_differ, told_apart
 from fedc2i.report.html.content import payload, to_script
 from fedc2i.report.html.cost import cost_table
 from fedc2i.report.html.insights import MOST_HELPERS, Insight, digits, insights
+from fedc2i.report.html.interval_table import read_sure
 from fedc2i.report.html.reproduce import recipe
 from fedc2i.report.html.samples import samples
 from fedc2i.report.html.story import influence_story, verdict
-from fedc2i.report.html.sure import read_sure
 from fedc2i.report.html.tiles import tiles
-from fedc2i.results import Result
-from fedc2i.runs import write_atomically
-from fedc2i.version import __version__
+from fedc2i.runs.results import Result
 
 EARLY = (  # before anything is drawn, or a dark page would begin with a white flash
     'document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";'

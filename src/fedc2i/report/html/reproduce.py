@@ -6,12 +6,13 @@ import shlex
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fedc2i import models, plugins
-from fedc2i.config import Config
-from fedc2i.data import SOURCES
+from fedc2i.core import plugins
+from fedc2i.core.options import options_of
+from fedc2i.data.sources import SOURCES
 from fedc2i.methods.base import Method
-from fedc2i.options import options_of
-from fedc2i.results import Result
+from fedc2i.models import named
+from fedc2i.runs.results import Result
+from fedc2i.runs.settings import Config
 
 FLAGS = ("data", "data_dir", "partition", "model", "rounds", "seeds", "topology", "device", "engine", "ray_address")
 SITE_FLAGS = ("model", "rounds", "seeds", "topology", "deadline", "min_sites", "wire")
@@ -77,7 +78,7 @@ def _caveat(config: Config) -> str:
         word
         for word, known in (
             ("data", config.data.partition(":")[0] in SOURCES),
-            ("model", config.model in models.NAMES or plugins.is_plugin(str(config.model))),
+            ("model", config.model in named.NAMES or plugins.is_plugin(str(config.model))),
         )
         if not known
     ]

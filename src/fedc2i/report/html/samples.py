@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fedc2i import data as sources
+from fedc2i.analysis.domain_share import domain_of
+from fedc2i.core.errors import UserError
+from fedc2i.data import sources
 from fedc2i.data.federation import Client, Federation
 from fedc2i.data.remote import RemoteFederation
-from fedc2i.errors import UserError
-from fedc2i.mass import domain_of
-from fedc2i.results import Result
+from fedc2i.runs.results import Result
 
 PUBLIC = ("embedded", "digit5", "office10")  # images that anyone may see; others only if asked for
 MOST_CLIENTS, MOST_CLASSES, SIDE = 12, 10, 40

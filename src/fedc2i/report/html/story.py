@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedc2i.engine.rounds import POINTS, Point
-from fedc2i.mass import Mass, domain_of
+from fedc2i.analysis.domain_share import Mass, domain_of
+from fedc2i.engine.records import POINTS, Point
 from fedc2i.report.html.caveats import caveats
 from fedc2i.report.html.compare import common_seeds, differences, headline, last_round, named, restricted
 from fedc2i.report.html.insights import Insight, digits, insights
 from fedc2i.report.html.packing import last_influence, mean
-from fedc2i.results import Result, Score
+from fedc2i.runs.results import Result, Score
 
 FEW = 4  # seeds; all of them agree too easily
 FLAT = 0.1  # others within a tenth of their equal share: nobody is singled out

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedc2i.engine.rounds import POINTS
-from fedc2i.mass import Mass
+from fedc2i.analysis.domain_share import Mass
+from fedc2i.engine.records import POINTS
 from fedc2i.report.html.compare import common_seeds, differences, headline, named, restricted, rounds_text
 from fedc2i.report.html.packing import last_influence
-from fedc2i.results import Result, Score
+from fedc2i.runs.results import Result, Score
 
 
 @dataclass(frozen=True)

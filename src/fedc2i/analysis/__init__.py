@@ -1,0 +1,1 @@
+"""What is concluded from runs: significance, intervals, retraining."""

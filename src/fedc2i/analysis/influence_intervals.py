@@ -1,0 +1,245 @@
+"""Intervals for the influence of a finished run, from its saved models and its data.
+
+The last exchange of the run is made once more: every client receives every last model and measures influence on its
+own samples, as its method does, but on more of them. `analysis.bootstrap` says how sure that is. The first of the
+samples are those that the run's last round measured on, so with as many the estimate is the run's own.
+
+``influence-intervals.json`` in a run folder holds what `Influence.to_json` gives:
+
+    version        1
+    seed, level, draws
+    clients        names, in table order; rows and columns of everything below
+    classes        names
+    split          {client: the split its samples are from}
+    samples        {client: how many}
+    share          [M] the equal share: one over the number of models the client received
+    vector         {estimate, low, high, differs}, each [M][M]: row m is what client m measured of every client
+    matrix         the same, [M][M][C]; null where the method has no class-level influence, or with more than
+                   100,000 entries, some hundred clients
+    notes          sentences for a reader
+
+Numbers are null where nothing was measured. ``differs`` is true where the interval leaves the equal share out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedc2i.analysis.bootstrap import Interval, draw_weights, interval, resample
+from fedc2i.core import seeding
+from fedc2i.core.errors import UserError
+from fedc2i.core.files import to_json, write_atomically
+from fedc2i.core.params import VALID, Params, Stacked, row, stack
+from fedc2i.data.federation import Federation
+from fedc2i.engine import attacks, topology
+from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.server import Mailbox, Server
+from fedc2i.engine.simulator import repeatable
+from fedc2i.methods.base import Method, Site
+from fedc2i.models.model import Model
+from fedc2i.runs.plan import Plan
+from fedc2i.runs.read import read_run
+from fedc2i.runs.reopen import read_models, reopen
+from fedc2i.training.local import Batch
+
+FILE = "influence-intervals.json"
+VERSION = 1
+NAMES = {"vector": "influence_vector", "matrix": "influence_matrix"}
+AT_ONCE = 2**26  # numbers of mixed models in memory
+FEW_AT_ONCE = 16  # draws, where each has forward passes of its own
+FEWEST_DRAWS = 20
+MOST_ENTRIES = 100_000  # in a file that a page or a person still reads
+MEASURING = "fedc2i, fedc2i-plus, fedc2i-many and fedfomo"
+_ENDS = ("estimate", "low", "high")
+
+
+@dataclass(frozen=True)
+class Influence:
+    """Influence of one seed's last models with intervals; tensors ``(M, M)`` and ``(M, M, C)``."""
+
+    seed: int
+    level: float
+    draws: int
+    clients: tuple[str, ...]
+    classes: tuple[str, ...]
+    split: dict[str, str]
+    samples: dict[str, int]
+    share: Tensor
+    vector: Interval | None
+    matrix: Interval | None
+    notes: tuple[str, ...]
+
+    def differs(self, name: str = "vector") -> Tensor:
+        """Where the interval leaves the equal share out."""
+        own: Interval = getattr(self, name)
+        return own.differs(self.share.reshape(-1, *[1] * (own.estimate.ndim - 1)))
+
+    def fixed(self) -> Tensor:
+        """Where λ is the equal share whatever the samples, as a client's own is with ``own_weight=equal``."""
+        if self.vector is None:
+            return torch.zeros(len(self.clients), len(self.clients), dtype=torch.bool)
+        share = self.share[:, None].expand_as(self.vector.estimate)
+        ends = [getattr(self.vector, end) for end in _ENDS]
+        return torch.stack([torch.isclose(end, share, rtol=1e-6, atol=0) for end in ends]).all(0)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the module's beginning says."""
+        plain: dict[str, Any] = {"version": VERSION, **vars(self), "share": self.share.tolist()}
+        for name in NAMES:
+            own = getattr(self, name)
+            plain[name] = None
+            if own is not None and own.estimate.numel() <= MOST_ENTRIES:
+                ends = {end: _plain(getattr(own, end)) for end in _ENDS}
+                plain[name] = {**ends, "differs": self.differs(name).tolist()}
+        return plain
+
+
+def _plain(tensor: Tensor) -> list[Any]:
+    """Six digits are more than a bootstrap is worth."""
+    values: list[Any] = tensor.to(torch.float64).mul(1e6).round().div(1e6).tolist()
+    return values
+
+
+def intervals(
+    folder: Path | str,
+    *,
+    seed: int | None = None,
+    samples: int = 256,
+    draws: int = 200,
+    level: float = 0.95,
+    data: Federation | None = None,
+    model: Model | None = None,
+    method: Method | None = None,
+    data_dir: Path | None = None,
+) -> Influence:
+    """Measures the influence of a finished run once more, with intervals, and writes it into the run's folder.
+
+    Args:
+        folder: the run's.
+        seed: one of its seeds, the first by default.
+        samples: of every client, or as many as it has.
+        draws: of the bootstrap.
+        level: of the intervals.
+        data: the `Federation`, if the run was begun with one.
+        model: the `Model`, if the run was begun with one.
+        method: the `Method`, if the run was begun with one of your own.
+        data_dir: where the data lies now, if it was moved.
+
+    Raises:
+        UserError: for a method that measures no influence, or a run whose data or models are not there.
+    """
+    folder = Path(folder)
+    if samples < 2:
+        raise UserError(f"samples must be at least 2, got {samples}")
+    if draws < FEWEST_DRAWS:
+        raise UserError(f"draws must be at least {FEWEST_DRAWS}, got {draws}")
+    if not 0 < level < 1:
+        raise UserError(f"level must be above 0 and below 1, got {level}")
+    result = read_run(folder)
+    if result.method.probe is None:
+        raise UserError(f"{folder}: {result.label} measures no influence on samples; {MEASURING} do")
+    if seed is not None and seed not in result.config.seeds:
+        raise UserError(f"seed {seed} is not part of the run, allowed are {', '.join(map(str, result.config.seeds))}")
+    seed = result.config.seeds[0] if seed is None else seed
+    plan = reopen(folder, data, model, method, data_dir)
+    models = read_models(folder, plan.federation.names, seed)
+    found = measure(plan, models, seed, result.last(seed).round, samples, draws, level)
+    write_atomically(folder / FILE, to_json(found.to_json()).encode())
+    return found
+
+
+def measure(plan: Plan, models: Stacked, seed: int, number: int, samples: int, draws: int, level: float) -> Influence:
+    """The exchange after round ``number``, with intervals; arguments as for `intervals`."""
+    federation, settings = plan.federation, plan.config.settings()
+    device, names = plan.config.torch_device(), federation.names
+    data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
+    attackers = attacks.parse(settings.attack, names, seed)
+    recipe = Recipe(plan.method, plan.model, settings.training, settings.rounds, seed, attackers)
+    clients = [LocalClient(recipe, own) for own in data]
+    models = {name: tensor.to(device) for name, tensor in models.items()}
+    counts, found = torch.tensor([own.samples for own in data], device=device), _Found(len(names))
+    mailbox, everyone = Mailbox(len(names), settings.norm_bound), range(len(names))
+    with repeatable(settings.threads):
+        uploads = stack([clients[m].upload(row(models, m), row(models, m), {}, m, number) for m in everyone])
+        mailbox.receive(everyone, uploads, number)
+        for circle in topology.parse(settings.topology, names, seed).circles():
+            download = Server(plan.method, counts, models, circle.sources, mailbox).combine(number)
+            for m in circle.members:
+                seen, received = clients[m].data, download.to(m)
+                where = torch.tensor(download.position(m), device=device)
+                site = Site(plan.model, seen.counts, where, received, round=number, rounds=settings.rounds)
+                batch, split = _batch(recipe, seen, number, samples)
+                generator = seeding.generator(seed, names[m], number, "bootstrap")
+                weights = draw_weights(len(batch.y), draws, generator).to(device)
+                measured = _bootstrap(plan, row(models, m), batch, site, weights, level)
+                valid = received.get(VALID)
+                share = 1 / (len(download.clients) if valid is None else max(1, int(valid.sum())))
+                found.add(m, download.clients, measured, share)
+                found.samples[names[m]], found.split[names[m]] = len(batch.y), split
+    if not found.whole:
+        raise UserError(f"{plan.label} reports no influence to put intervals around; {MEASURING} do")
+    of_whom = names, federation.classes, found.split, found.samples, torch.tensor(found.share)
+    return Influence(seed, level, draws, *of_whom, found.whole.get("vector"), found.whole.get("matrix"), _notes(plan))
+
+
+class _Found:
+    """What the clients measured, row after row."""
+
+    def __init__(self, clients: int) -> None:
+        self._clients = clients
+        self.share = [torch.nan] * clients
+        self.samples: dict[str, int] = {}
+        self.split: dict[str, str] = {}
+        self.whole: dict[str, Interval] = {}
+
+    def add(self, m: int, received: tuple[int, ...], measured: dict[str, Interval], share: float) -> None:
+        """Puts in what client ``m`` says of the clients it received."""
+        self.share[m] = share
+        for name, own in measured.items():
+            shape = (self._clients, self._clients, *own.estimate.shape[1:])
+            whole = self.whole.setdefault(name, Interval(*(torch.full(shape, torch.nan) for _ in _ENDS)))
+            for end in _ENDS:
+                getattr(whole, end)[m, list(received)] = getattr(own, end).to("cpu", torch.float32)
+
+
+def _bootstrap(plan: Plan, own: Params, batch: Batch, site: Site, weights: Tensor, level: float) -> dict[str, Interval]:
+    """λ and Λ of one client, by the names of `NAMES`."""
+
+    def measured(w: Tensor) -> dict[str, Tensor]:
+        report = plan.method.personalise(own, batch._replace(w=w), site)[1]
+        return {name: report[where] for name, where in NAMES.items() if where in report}
+
+    numbers = sum(tensor.numel() for tensor in own.values())
+    at_once = max(1, AT_ONCE // max(1, numbers))
+    options = vars(plan.method)
+    if options.get("influence") == "first-order" or options.get("class_features") == "aggregated":
+        at_once = min(at_once, FEW_AT_ONCE)
+    with torch.no_grad():
+        estimates = measured(batch.w)
+    drawn = resample(measured, weights, at_once) if estimates else {}
+    return {name: interval(estimates[name], drawn[name], level) for name in estimates}
+
+
+def _batch(recipe: Recipe, data: ClientData, number: int, samples: int) -> tuple[Batch, str]:
+    """Samples from where the method takes them, those of the run's own batch first, and their split's name."""
+    drawn = recipe.draw_probe(data, number)
+    assert drawn is not None
+    split: Batch = getattr(data, drawn[0])
+    order = torch.randperm(len(split.y), generator=seeding.generator(recipe.seed, data.name, number, "influence"))
+    return split.take(order[:samples].to(split.y.device)), drawn[0]
+
+
+def _notes(plan: Plan) -> tuple[str, ...]:
+    config, notes = plan.config, ["The intervals are over samples only; another seed trains other models."]
+    if config.attack or config.clip or config.noise:
+        notes.append("In the run uploads were changed on their way (attack, clip, noise); here models are as trained.")
+    if plan.config.options.get("top_k"):
+        notes.append("In the run clients received a few models (top_k); here all of them.")
+    if plan.config.options.get("max_age") is not None:
+        notes.append("In the run old models were left out (max_age); here every client's last model counts.")
+    return tuple(notes)

@@ -1,0 +1,1 @@
+"""The command ``fedc2i``, one file for each command."""

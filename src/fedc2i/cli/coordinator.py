@@ -1,0 +1,178 @@
+"""``fedc2i coordinator``: the one machine of a real federation that all sites connect to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedc2i.cli import flower
+from fedc2i.cli.common import Json, ModelName, Rounds, Seeds, Set, Topology, values_of
+from fedc2i.cli.flower import Deadline, MethodName, MinSites, Wire
+from fedc2i.core.errors import UserError
+
+# What needs the extra `flower` is imported inside the commands, so that all others work without it.
+
+app = typer.Typer(help="Coordinate a federation: its certificates, and who takes part.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.", show_default=False)]
+
+
+@app.callback()
+def _coordinator() -> None:
+    """Coordinate a federation: its certificates, and who takes part."""
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
+    host: Annotated[
+        list[str], typer.Option(help="A name or address by which sites reach it; may be repeated.", show_default=False)
+    ],
+    port: Annotated[int, typer.Option(help="Where it listens.")] = 9092,
+    bind: Annotated[str, typer.Option(help="The address it listens on; as it is, only this machine's.")] = "127.0.0.1",
+) -> None:
+    """Make the coordinator's folder: its settings, an authority of its own, and a server certificate."""
+    from fedc2i.deploy.coordinator_folder import make_coordinator
+
+    made = make_coordinator(folder, host, port, bind)
+    _print_certificates(made.folder)
+    typer.echo(f"Send {made.authority} to every site, and tell them its SHA-256 by another way.")
+    typer.echo(f"Admit a site with `fedc2i coordinator admit {folder} NAME.csr`.")
+    if made.bind == "127.0.0.1":
+        typer.echo("It will listen on 127.0.0.1, for this machine alone. For others, write an address of this machine")
+        typer.echo(f"as bind into {folder / 'coordinator.toml'}, then `fedc2i coordinator renew {folder}`.")
+
+
+@app.command()
+def admit(
+    folder: Folder,
+    request: Annotated[Path, typer.Argument(metavar="NAME.csr", help="What the site sent.", show_default=False)],
+    replace: Annotated[bool, typer.Option("--replace", help="Take a known site's new key for its old one.")] = False,
+    fingerprint: Annotated[
+        str | None, typer.Option(help="Admit only a key with this SHA-256, as the site told it.", show_default=False)
+    ] = None,
+) -> None:
+    """Let a site take part, after showing whose key it is."""
+    from fedc2i.deploy import coordinator_folder, keys
+    from fedc2i.deploy.folders import read_coordinator
+    from fedc2i.deploy.secret_files import read_small
+
+    own = read_coordinator(folder, ready=False)
+    asked = keys.read_request(read_small(request), str(request))
+    typer.echo(f"{asked.name}: {keys.fingerprint(asked.public)}")
+    changed = coordinator_folder.admit(own, asked, replace_key=replace, fingerprint=fingerprint)
+    typer.echo(f"{asked.name} is admitted." if changed else f"{asked.name} was admitted with this key already.")
+
+
+@app.command()
+def sites(folder: Folder) -> None:
+    """List the admitted sites and their keys."""
+    from fedc2i.deploy import coordinator_folder, keys
+    from fedc2i.deploy.folders import read_coordinator
+
+    found = coordinator_folder.admitted(read_coordinator(folder, ready=False))
+    if not found:
+        typer.echo("No site is admitted yet.")
+        return
+    table = Table("site", "key", box=None)
+    for name, public in found.items():
+        table.add_row(name, keys.fingerprint(public))
+    Console(soft_wrap=True).print(table)
+
+
+@app.command()
+def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The site's name.", show_default=False)]) -> None:
+    """Let a site take part no longer."""
+    from fedc2i.deploy import coordinator_folder
+    from fedc2i.deploy.folders import read_coordinator
+
+    coordinator_folder.remove(read_coordinator(folder, ready=False), name)
+    typer.echo(f"{name} is removed, from the coordinator's next start on.")
+
+
+@app.command()
+def renew(
+    folder: Folder,
+    host: Annotated[list[str] | None, typer.Option(help="Other names than it has; may be repeated.")] = None,
+    days: Annotated[int, typer.Option(help="How long it will be valid.")] = 397,
+) -> None:
+    """Make a new server certificate; the authority and the sites stay as they are."""
+    from fedc2i.deploy.coordinator_folder import renew
+    from fedc2i.deploy.folders import read_coordinator
+
+    made = renew(read_coordinator(folder, ready=False), host or (), days)
+    _print_certificates(made.folder)
+    typer.echo("Start the coordinator again to use it.")
+
+
+def _print_certificates(folder: Path) -> None:
+    from fedc2i.deploy import tls
+    from fedc2i.deploy.secret_files import read_small
+
+    for name in ("ca.crt", "server.crt"):
+        for line in tls.describe(tls.read_certificate(read_small(folder / name), name)):
+            typer.echo(f"{name}: {line}")
+
+
+@app.command()
+def start(
+    folder: Folder,
+    method: MethodName = "fedc2i",
+    model: ModelName = None,
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    topology: Topology = None,
+    classes: Annotated[str | None, typer.Option(help="The classes, e.g. cat,dog; by default the sites'.")] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for the sites at the start.")] = 300.0,
+    deadline: Deadline = 600.0,
+    min_sites: MinSites = 2,
+    wire: Wire = "float32",
+    set_: Set = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; by default one under DIR/runs, an unfinished one again.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, for anyone; loopback only.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Allow --insecure on other addresses, too.")] = False,
+    count: Annotated[int, typer.Option(help="--insecure: how many sites to wait for.")] = 2,
+    json: Json = False,
+) -> None:
+    """Start the coordinator, run a method over the admitted sites, and stop.
+
+    The same command goes on with a run that was cut off, from its last finished round.
+    """
+    flower.require_flower()
+    from fedc2i.deploy.coordinator_folder import admitted
+    from fedc2i.deploy.folders import read_coordinator
+    from fedc2i.deploy.lead import Job
+    from fedc2i.deploy.superlink_run import conduct, open_link
+
+    own = read_coordinator(folder, ready=not insecure)
+    keys = {} if insecure else admitted(own)
+    if not insecure and len(keys) < min_sites:
+        raise UserError(f"{len(keys)} of at least {min_sites} sites (--min-sites) are admitted")
+    values = values_of(None, set_, None, None, None, model, rounds, seeds, topology, None, None, None, None)
+    job = Job(
+        Path(),
+        flower.absolute(method),
+        flower.settings_of(method, values),
+        tuple(keys),
+        count,
+        keys,
+        tuple(filter(None, (classes or "").split(","))),
+        wait,
+        flower.policy_of(deadline, min_sites, wire),
+    )
+    job = replace(job, out=flower.folder_of(job, out, own.folder / "runs"))
+    flower.say(f"Writing to {job.out}")
+    link = open_link(own, insecure, force)
+    try:
+        flower.say(f"listening on {own.bind}:{own.port}" + (", in PLAIN TEXT and for anyone" if insecure else ""))
+        conduct(link, job, flower.say)
+    finally:
+        link.stop()
+    flower.finish(job.out, json)

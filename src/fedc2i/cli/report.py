@@ -1,0 +1,84 @@
+"""``fedc2i report``: run folders as one page to look at."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedc2i.cli.common import Json
+from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.files import to_json
+from fedc2i.runs import resume
+from fedc2i.runs.folder import slug
+from fedc2i.runs.read import read_run
+
+MOST_LETTERS = 4000  # of a line in the terminal
+
+
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of `fedc2i compare`.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page; an older one is replaced.")] = Path("report.html"),
+    samples: Annotated[
+        bool | None,
+        typer.Option(
+            "--samples/--no-samples",
+            help="Show a few images of each client; by default only of the public benchmarks.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write one self-contained HTML page: verdict, accuracy, who helps whom, cost, and how to run it again.
+
+    Several runs over the same clients stand side by side. The page asks no server for anything.
+    """
+    from fedc2i.report import html
+    from fedc2i.report.html.compare import told_apart
+    from fedc2i.report.html.story import influence_story, verdict
+
+    found = list({run.absolute(): run for folder in folders for run in runs_below(folder)}.values())
+    for line in filter(None, map(_left, folders)):
+        Console(stderr=True, soft_wrap=True).print(line, style="yellow", highlight=False, markup=False)
+    results = told_apart([read_run(run) for run in found], found)
+    page = html.write(results, out, folders=found, with_samples=samples)
+    said = verdict(results)
+    words = [said.headline, *said.caveats, *said.sentences]
+    if json:
+        lines = [influence_story(one).headline for one in results]
+        answer = {"page": str(page), "bytes": page.stat().st_size, "runs": list(map(str, found))}
+        print(to_json({**answer, "verdict": words, "influence": lines}), end="")
+        return
+    console = Console(soft_wrap=True)
+    shown = [one_line(line, most=MOST_LETTERS) for line in words]
+    for line in (*shown, f"Page: {page}   ({page.stat().st_size / 1e6:.1f} MB)"):
+        console.print(line, highlight=False, markup=False)
+
+
+def _left(folder: Path) -> str:
+    """What a page of this folder would lack, in words."""
+    left = resume.unfinished(folder) if resume.is_comparison(folder) else 0
+    return f"{folder}: {left} of its runs {'is' if left == 1 else 'are'} not finished, and not in the page" * bool(left)
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The folder itself if a run lies in it, or those inside in the order in which `fedc2i compare` ran them.
+
+    Raises:
+        UserError: if there is no finished run.
+    """
+    if (folder / "summary.json").is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob("*/summary.json"))
+    if not found:
+        raise UserError(f"{folder}: no finished run here; a run folder has a summary.json, a comparison such folders")
+    try:
+        order = [slug(key) for key in jsonlib.loads((folder / "comparison.json").read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return found
+    return sorted(found, key=lambda run: order.index(run.name) if run.name in order else len(order))

@@ -1,0 +1,1 @@
+"""What every other package uses: errors, seeding, parameters, files, options."""

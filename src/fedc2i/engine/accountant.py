@@ -1,0 +1,149 @@
+"""What a run with clipping and noise guarantees: ε, from the Rényi accountant of Opacus.
+
+The guarantee is client-level (ε, δ)-differential privacy of a client's uploads. Two federations are neighbours if they
+differ in all samples of one client, their number staying the same. A clipped difference then moves by 2 · clip at most,
+so that noise of standard deviation σ · clip is a Gaussian mechanism of multiplier σ/2; it is used once in every round
+that the client takes part in. Nothing is claimed for being drawn: the server knows who takes part.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedc2i.core.errors import UserError
+from fedc2i.engine.participation import choose
+from fedc2i.runs.settings import Config
+
+SENSITIVITY = 2.0  # of a clipped difference, in units of clip
+ORDERS = tuple(1 + np.geomspace(1e-4, 1e6, 4001))  # the Rényi orders α that are tried
+LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
+MOST_ROUNDS = 10**9
+_LARGEST = 1e100  # multiplier whose square is a number; more noise is worth no less
+
+
+def epsilon(noise: float, uploads: int, delta: float = 1e-5) -> float:
+    """ε of so many uploads of one client, infinite without noise, 0 if it sends nothing.
+
+    Args:
+        noise: the noise multiplier σ, the noise's standard deviation in units of ``clip``.
+        uploads: rounds in which the client takes part.
+        delta: δ, the chance that the bound fails.
+
+    Raises:
+        UserError: for values out of range, or if Opacus is not installed.
+    """
+    _check(noise, uploads, delta)
+    if uploads == 0:
+        return 0.0
+    if noise == 0:
+        return math.inf
+    try:
+        from opacus.accountants.analysis import rdp
+    except ImportError:
+        raise UserError("ε is computed by Opacus: pip install 'fedc2i[privacy]'") from None
+    multiplier = min(noise / SENSITIVITY, _LARGEST)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # at the ends of the orders ε is still a bound, only not the least
+        spent = rdp.compute_rdp(q=1.0, noise_multiplier=multiplier, steps=uploads, orders=ORDERS)
+        found, _ = rdp.get_privacy_spent(orders=ORDERS, rdp=spent, delta=delta)
+    return max(0.0, float(found))
+
+
+def noise_for(target: float, uploads: int, delta: float = 1e-5) -> float:
+    """The least noise multiplier, to a millionth of it, with which so many uploads stay within ε = ``target``.
+
+    Raises:
+        UserError: if there is none in the range that is searched.
+    """
+    if not 0 < target < math.inf:
+        raise UserError(f"the target ε must be a number above 0, got {target}")
+    if uploads == 0:
+        raise UserError("at least 1 round is needed to ask for a noise")
+    low, high = LEAST_NOISE, MOST_NOISE
+    if epsilon(high, uploads, delta) > target:
+        raise UserError(f"no noise up to {high:g} keeps {uploads} uploads within ε = {target:g}")
+    while high > low * (1 + 1e-6):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if epsilon(middle, uploads, delta) <= target else (middle, high)
+    return high
+
+
+def _check(noise: float, uploads: int, delta: float) -> None:
+    if not 0 <= noise < math.inf:
+        raise UserError(f"noise must be a number, at least 0, got {noise}")
+    if not 0 <= uploads <= MOST_ROUNDS:
+        raise UserError(f"rounds must be 0..{MOST_ROUNDS}, got {uploads}")
+    if not 0 < delta < 1:
+        raise UserError(f"delta must be above 0 and below 1, got {delta}")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one seed's run costs the client that takes part most often.
+
+    Attributes:
+        clip: the bound on the norm.
+        noise: the noise multiplier σ.
+        delta: δ.
+        uploads: how often that client sends something.
+        epsilon: its ε, infinite without noise.
+    """
+
+    clip: float
+    noise: float
+    delta: float
+    uploads: int
+    epsilon: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``summary.json`` holds it; an infinite ε is null there."""
+        found = self.epsilon if math.isfinite(self.epsilon) else None
+        return {**vars(self), "epsilon": found, "adjacency": "all samples of one client, by as many others"}
+
+    def __str__(self) -> str:
+        head = f"clip {self.clip:g}, noise {self.noise:g}"
+        if not self.uploads:
+            return f"{head}: no uploads, nothing to protect"
+        if not self.noise:
+            return f"{head}: without noise there is no guarantee"
+        return (
+            f"{head}: ε = {self.epsilon:.2f} at δ = {self.delta:g} for each client's whole data set, over up to "
+            f"{self.uploads} uploads of one seed's run; scores are not covered (docs/privacy.md)"
+        )
+
+
+def cost(
+    config: Config,
+    clients: int,
+    rounds: int | None = None,
+    sends: bool = True,
+    asked: Mapping[int, Mapping[int, int]] | None = None,
+) -> Cost | None:
+    """The cost of a run; None where uploads are not clipped.
+
+    Args:
+        config: how it is run.
+        clients: how many there are.
+        rounds: how many rounds it had; all that are planned by default.
+        sends: whether the method sends anything at all.
+        asked: by seed and round, how often different uploads were asked for; once where nothing is said.
+    """
+    if not config.clip:
+        return None
+    settings = config.settings()
+    last = settings.rounds if rounds is None else rounds
+    uploads = 0
+    for seed in config.seeds:
+        turns = np.zeros(clients, dtype=np.int64)
+        for number, times in (Counter(range(1, last + 1)) | Counter((asked or {}).get(seed, {}))).items():
+            turns[list(choose(seed, settings, clients, number))] += times
+        uploads = max(uploads, int(turns.max()))
+    uploads = uploads if sends else 0
+    return Cost(config.clip, config.noise, config.delta, uploads, epsilon(config.noise, uploads, config.delta))

@@ -1,0 +1,1 @@
+"""Who computes for the clients: one after the other, over processes, or all at once."""

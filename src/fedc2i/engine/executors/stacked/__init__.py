@@ -1,0 +1,1 @@
+"""All clients at once, lifted with ``torch.func.vmap``."""

@@ -1,0 +1,1 @@
+"""Clients over worker processes, one for each core."""

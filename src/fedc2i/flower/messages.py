@@ -1,0 +1,202 @@
+"""What the coordinator asks of a site, and what the site answers, as records and as Flower messages.
+
+One message a round does it: a site makes its start of what the last exchange brought, trains, and answers with its
+upload and its scores at both points. A second message would cost a second start of the site's Python.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.params import Params
+from fedc2i.engine.records import POINTS, Point
+from fedc2i.flower import wire
+
+METRIC = re.compile(r"(validation_)?(accuracy|loss)(/[A-Za-z0-9_.-]{1,40})?")
+MOST_LETTERS = 100  # of a site's name
+MOST_SAMPLES = 2**40
+MOST_CLASSES = 2**16
+MOST_SIDE = 1024  # of an image
+MOST_REPORTS = 32  # diagnostics of a site
+REPORT = re.compile(r"[a-z][a-z0-9_]{0,39}")  # the name of one
+MOST_REASON = 500  # letters
+_SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A site's part of a round, but for the tensors.
+
+    Attributes:
+        run: names the run, so that a site does not mix two of them up.
+        round: the round to train, from 1; behind the last one there is a last exchange without training.
+        exchange: the round whose exchange the tensors come from, 0 for none yet.
+        position: where the site's own upload stands among those received, -1 if it is not among them.
+        train: whether to train.
+        score_received: whether to score the start made of the exchange.
+        score_trained: whether to score the model after training, or the one it has if it does not train.
+        half: whether uploads travel as float16.
+        setup: what the run is: method, model, settings, as JSON.
+    """
+
+    run: str
+    round: int
+    exchange: int
+    position: int
+    train: bool
+    score_received: bool
+    score_trained: bool
+    half: bool
+    setup: str
+
+    def to_record(self, shared: ArrayRecord, personal: ArrayRecord) -> RecordDict:
+        """With what the server sends to all, and to this site alone."""
+        return RecordDict({"task": ConfigRecord(asdict(self)), "shared": shared, "personal": personal})
+
+    @classmethod
+    def from_record(cls, content: RecordDict) -> tuple[Task, Params]:
+        """The task, and what the site received.
+
+        Raises:
+            UserError: if the message is not one of ours.
+        """
+        try:
+            values: dict[str, Any] = dict(content["task"])
+            for part in fields(cls):
+                if type(values[part.name]).__name__ != part.type:
+                    raise TypeError(f"'{part.name}' must be {part.type}")
+            task = cls(**{part.name: values[part.name] for part in fields(cls)})
+            return task, {**wire.unpack(content["shared"]), **wire.unpack(content["personal"])}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"not a task of this version of fedc2i ({_named(error)})") from None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a site made of a task.
+
+    Attributes:
+        upload: what leaves the site after training.
+        report: diagnostics of the exchange.
+        metrics: for each point that was asked for, the site's scores on its own data.
+        bytes: how much of it travelled as tensors.
+    """
+
+    upload: Params = field(default_factory=dict)
+    report: Params = field(default_factory=dict)
+    metrics: Mapping[Point, Mapping[str, float]] = field(default_factory=dict)
+    bytes: int = 0
+
+    def to_record(self, half: bool) -> RecordDict:
+        """As the content of a reply."""
+        scores: dict[str, Any] = {
+            f"{point}.{name}": value for point, own in self.metrics.items() for name, value in own.items()
+        }
+        return RecordDict(
+            {
+                "upload": wire.pack(self.upload, half),
+                "report": wire.pack(self.report),
+                "metrics": MetricRecord(scores),
+            }
+        )
+
+    @classmethod
+    def from_record(cls, content: RecordDict) -> Answer:
+        """From the content of a reply.
+
+        Raises:
+            UserError: if it says that the site failed, or is not an answer.
+        """
+        refuse_failure(content)
+        try:
+            metrics: dict[Point, dict[str, float]] = {}
+            for key, value in content["metrics"].items():
+                point, _, name = key.partition(".")
+                score = float(value)  # type: ignore[arg-type]
+                if not METRIC.fullmatch(name) or ("accuracy" in name and not 0 <= score <= 100):
+                    raise ValueError(f"'{name[:60]}' = {score} is no metric")
+                metrics.setdefault(POINTS[POINTS.index(point)], {})[name] = score
+            upload, report = wire.unpack(content["upload"]), wire.unpack(content["report"])
+            if len(report) > MOST_REPORTS or not all(REPORT.fullmatch(name) for name in report):
+                raise ValueError("its diagnostics have odd names")
+            size = wire.size(content["upload"]) + wire.size(content["report"])  # type: ignore[arg-type]
+            return cls(upload, report, metrics, size)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise UserError(f"its answer is none ({_named(error)})") from None
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+def failure(reason: str) -> RecordDict:
+    """The content of a reply of a site that could not do what it was asked."""
+    return RecordDict({"failure": ConfigRecord({"reason": one_line(reason, MOST_REASON)})})
+
+
+def refuse_failure(content: RecordDict) -> None:
+    """Raises a `UserError` with the site's own words if the reply says that it failed."""
+    if "failure" in content:
+        said = dict(content["failure"]).get("reason", "")
+        raise UserError(one_line(said, MOST_REASON) or "no reason given")
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a site says of itself before it is given work: no data, only what is needed to work together.
+
+    Attributes:
+        name: the site's.
+        samples: how many samples it has to train, validate and test on.
+        classes: the names of its classes.
+        image: the shape of its images.
+    """
+
+    name: str
+    samples: Mapping[str, int]
+    classes: tuple[str, ...]
+    image: tuple[int, ...]
+
+    def to_record(self) -> RecordDict:
+        """As the content of a reply."""
+        return RecordDict({"introduction": ConfigRecord({"json": json.dumps(asdict(self))})})
+
+    @classmethod
+    def from_record(cls, content: RecordDict) -> Introduction:
+        """From the content of a reply.
+
+        Raises:
+            UserError: if it says that the site failed, or is not an introduction.
+        """
+        refuse_failure(content)
+        try:
+            values: dict[str, Any] = json.loads(str(content["introduction"]["json"]))
+            name, samples = values["name"], {part: values["samples"][part] for part in _SPLITS}
+            found = cls(name, samples, tuple(values["classes"]), tuple(values["image"]))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise UserError(f"its introduction is none ({_named(error)})") from None
+        if not found._is_sound():
+            raise UserError("its introduction is none (a name, samples, classes and the images' shape are needed)")
+        return found
+
+    def _is_sound(self) -> bool:
+        """Whether a run can be planned with it; blank images of its shape are made."""
+        texts, numbers = (self.name, *self.classes), (*self.samples.values(), *self.image)
+        return (
+            all(isinstance(text, str) and text and text.isprintable() for text in texts)
+            and all(type(number) is int for number in numbers)
+            and len(self.name) <= MOST_LETTERS
+            and 0 < len(set(self.classes)) == len(self.classes) <= MOST_CLASSES
+            and all(0 <= count <= MOST_SAMPLES for count in self.samples.values())
+            and self.samples["train"] > 0
+            and len(self.image) == 3
+            and self.image[0] == 3  # colours
+            and all(0 < side <= MOST_SIDE for side in self.image)
+        )

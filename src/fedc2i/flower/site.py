@@ -1,0 +1,83 @@
+"""A site's part of a round: the plain client of the in-process engine, with a message on either side."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+import torch
+
+from fedc2i.core.params import Params, row, stack
+from fedc2i.data.federation import Client
+from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.records import Point
+from fedc2i.engine.settings import Settings
+from fedc2i.engine.simulator import repeatable
+from fedc2i.engine.upload import leave
+from fedc2i.flower.messages import Answer, Task
+from fedc2i.flower.site_memory import Memory
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What all sites of a run do: the recipe, and how it is run."""
+
+    recipe: Recipe
+    settings: Settings
+
+
+def fingerprint(params: Params) -> str:
+    """Names, shapes and types of a model, in twelve digits: models that can work together have the same."""
+    described = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in sorted(params.items())]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:12]
+
+
+def expected_upload(assignment: Assignment, client: Client, classes: int) -> Params:
+    """An upload of the right names, shapes and types, from a few images of the run's size; its numbers mean nothing."""
+    recipe = assignment.recipe
+    own = LocalClient(recipe, ClientData.place(client, classes, torch.device("cpu")))
+    first = recipe.first_model(client.name, assignment.settings.init)
+    return own.upload(first, first, {}, -1, 1)
+
+
+def perform(
+    task: Task, received: Params, assignment: Assignment, data: ClientData, memory: Memory, secret: bytes = b""
+) -> Answer:
+    """Does what a task asks, and remembers the trained model.
+
+    Args:
+        task: what to do.
+        received: what the exchange brought.
+        assignment: the run.
+        data: the site's own.
+        memory: where its models lie; the round that is trained starts from the latest one before it.
+        secret: the site's key for noise, if the run asks for some; none: it follows from the run's seed.
+    """
+    recipe, device = assignment.recipe, data.counts.device
+    client = LocalClient(recipe, data)
+    received = {name: tensor.to(device) for name, tensor in received.items()}
+    own = memory.load(task.round) or recipe.first_model(data.name, assignment.settings.init)
+    own = {name: tensor.to(device) for name, tensor in own.items()}
+    report: Params = {}
+    metrics: dict[Point, dict[str, float]] = {}
+    with repeatable(assignment.settings.threads):
+        start, upload = own, {}
+        if task.exchange and (task.train or task.score_received):
+            start, told = client.personalise(own, received, task.position, task.exchange)
+            report = {name: tensor.detach() for name, tensor in told.items()}
+            if task.score_received:
+                metrics["received"] = client.evaluate(start, received, task.position, task.exchange)
+        if task.train:
+            own = client.train(start, received, task.position, task.round)
+            upload = client.upload(own, start, received, task.position, task.round)
+            run = task.round, recipe, assignment.settings
+            as_sent = leave(stack([upload]), stack([start]), [data.name], *run, lambda k: received, secret)
+            upload = row(as_sent, 0)
+            memory.save(task.round, own)
+        if task.score_trained:
+            metrics["trained"] = client.evaluate(own, received, task.position, task.round)
+    if task.exchange and not task.train and not task.score_trained:  # the last exchange, as far as one knows
+        memory.finish({"received": start, "trained": own})
+    told = {} if assignment.settings.noise else report  # what a client measured of others, noise does not cover
+    return Answer(upload, told, metrics)

@@ -1,0 +1,76 @@
+"""Class prototypes: the mean feature of every class, as pure functions that ``torch.func.vmap`` can lift over clients.
+
+Notation: N samples with features ``(N, d)``, labels ``y`` ``(N,)``, weights ``w`` ``(N,)``, 0 for padding; C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from fedc2i.training.local import Batch
+
+AT_ONCE = 500  # images in one forward pass: bounds memory, whatever a client's size
+
+
+def class_means(features: Tensor, y: Tensor, w: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """p_c = mean of the features of class c, ``(C, d)``, and how many samples it has, ``(C,)``.
+
+    A class without samples has prototype zero and count zero.
+    """
+    member = F.one_hot(y, classes).to(features.dtype) * w[:, None]  # (N, C)
+    counts = member.sum(0)
+    return member.T @ features / counts.clamp(min=1)[:, None], counts
+
+
+def prototypes(features: Callable[[Tensor], Tensor], data: Batch, classes: int) -> tuple[Tensor, Tensor]:
+    """`class_means` over all of ``data``, a few images at a time.
+
+    Args:
+        features: images ``(B, ...)`` to h(x) ``(B, d)``.
+        data: the samples.
+        classes: C.
+
+    Returns:
+        Prototypes ``(C, d)`` and counts ``(C,)``.
+    """
+    parts = [
+        class_means(features(data.x[low:high]), data.y[low:high], data.w[low:high], classes)
+        for low, high in ((low, low + AT_ONCE) for low in range(0, len(data.y), AT_ONCE))
+    ]
+    counts = torch.stack([own for _, own in parts])  # (chunks, C)
+    means = torch.stack([own for own, _ in parts])  # (chunks, C, d)
+    total = counts.sum(0)
+    return (means * counts[..., None]).sum(0) / total.clamp(min=1)[:, None], total
+
+
+def average(means: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """P_c = Σ_k weights_{k,c} p_{k,c} / Σ_k weights_{k,c}: the prototypes of K clients in one.
+
+    Args:
+        means: ``(K, C, d)``.
+        weights: ``(K, C)``, 0 where a client lacks the class.
+
+    Returns:
+        Prototypes ``(C, d)``, zero for a class that nobody has, and ``(C,)`` booleans, which classes somebody has.
+    """
+    total = weights.sum(0)
+    known = total > 0
+    share = weights / torch.where(known, total, 1)
+    return torch.einsum("kc,kcd->cd", share.to(means.dtype), means), known
+
+
+def nearness(features: Tensor, means: Tensor, known: Tensor) -> Tensor:
+    """Scores ``(B, C)`` whose largest is the nearest prototype: minus the mean squared difference to each.
+
+    Args:
+        features: ``(B, d)``.
+        means: ``(C, d)`` prototypes.
+        known: ``(C,)`` booleans; a class that has no prototype scores below all that have, and stays finite.
+    """
+    scores = -(features[:, None] - means).square().mean(2)
+    lowest = torch.where(known, scores, torch.inf).amin(1, keepdim=True)
+    return torch.where(known, scores, lowest - 1)

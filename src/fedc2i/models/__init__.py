@@ -1,0 +1,1 @@
+"""Models: a body and a linear head."""

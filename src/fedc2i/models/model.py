@@ -1,0 +1,168 @@
+"""Models as pure functions of a parameter mapping, cut in two at their last linear layer.
+
+`Model` wraps any ``torch.nn.Module``: its *body* θ is everything up to the input of the last linear layer, its *head* φ
+is that layer, one row (with its bias entry) per class. Methods see only names and tensors, never the module.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F  # noqa: N812
+
+from fedc2i.core import seeding
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params
+from fedc2i.models import validation
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
+
+class Model:
+    """A module as pure functions: ``features(params, x)`` and ``head(params, h)``.
+
+    Attributes:
+        name: for tables and run folders.
+        head_layer: the module's name of the head.
+        head_names: names of the head's weight and, if it has one, its bias.
+        body_names: all other parameters and buffers.
+        trainable: names of the parameters that are trained, in the module's order.
+        norm_names: the body's names that belong to normalisation layers.
+        has_statistics: whether BatchNorm layers take statistics of a batch in training.
+        evaluates_in_batches: whether some do so at evaluation, too.
+        has_dropout: whether it draws random numbers in training: its layers say so or, once `check` has run it, it did.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module], head: str, name: str = "custom") -> None:
+        module = validation.built(build, name)
+        layer = validation.linear(module, head, name)
+        self.name = name
+        self.head_layer = head
+        self.classes = layer.out_features
+        self.feature_size = layer.in_features
+        self._build = build
+        self.head_names = tuple(f"{head}.{part}" for part in ("weight", "bias") if getattr(layer, part) is not None)
+        state = [*module.named_parameters(), *module.named_buffers()]
+        self.body_names = tuple(name for name, _ in state if name not in self.head_names)
+        self.trainable = tuple(name for name, tensor in module.named_parameters() if tensor.requires_grad)
+        norms = {name for name, layer in module.named_modules() if isinstance(layer, _NORMS)}
+        self.norm_names = tuple(name for name in self.body_names if name.rpartition(".")[0] in norms)
+        batch_norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        self.has_statistics = bool(batch_norms)
+        self.evaluates_in_batches = any(not layer.track_running_stats for layer in batch_norms)
+        self.has_dropout = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
+        body = copy.deepcopy(module)
+        parent, _, leaf = head.rpartition(".")
+        setattr(body.get_submodule(parent), leaf, nn.Identity())
+        self._module, self._body = _PerThread(module), _PerThread(body)
+
+    def init(self, seed: int, *parts: str | int) -> Params:
+        """Fresh parameters and buffers, drawn under a key; the same key gives the same model."""
+        with seeding.isolated(torch.device("cpu"), seed, *parts):
+            module = self._build()
+        state = [*module.named_parameters(), *module.named_buffers()]
+        return {name: tensor.detach().clone() for name, tensor in state}
+
+    def features(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
+        """h(x) ``(B, d)``: what the head sees. Training mode updates running statistics in ``params`` in place."""
+        body = {name: params[name] for name in self.body_names}
+        module = self._body.get()
+        if module.training != training:
+            module.train(training)
+        features: Tensor = functional_call(module, body, (self.scaled(params, x),))
+        for name, tensor in body.items() if training else ():
+            if tensor is not params[name]:  # a buffer that the module did not write to, but exchanged for another
+                params[name].copy_(tensor.detach())
+        return features
+
+    def whole(self, params: Params, x: Tensor) -> Any:
+        """What the module itself returns at evaluation: its logits, if it is what it should be."""
+        return functional_call(self._module.get().eval(), params, (self.scaled(params, x),))
+
+    def module_with(self, params: Params) -> nn.Module:
+        """A copy of the module itself that holds these parameters and buffers."""
+        module = copy.deepcopy(self._module.get())
+        with torch.no_grad():
+            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+                tensor.copy_(params[name])
+        return module
+
+    def scaled(self, params: Params, x: Tensor) -> Tensor:
+        """Images as the module reads them, in the precision of its head."""
+        return scale(x, params[self.head_names[0]].dtype)
+
+    def head(self, params: Params, h: Tensor) -> Tensor:
+        """Logits ``(B, C)`` of features ``(B, d)``."""
+        weight, bias = self.split_head(params)
+        return F.linear(h, weight, bias)
+
+    def split_head(self, params: Params) -> tuple[Tensor, Tensor | None]:
+        """The head's weight ``(C, d)`` and its bias ``(C,)``, if it has one (or ``(K, C, d)`` of a stack)."""
+        return params[self.head_names[0]], params[self.head_names[1]] if len(self.head_names) > 1 else None
+
+    def check(self, x: Tensor, classes: int) -> None:
+        """Refuses a model that does not fit the data, is not cut at its last operation, or cannot be trained.
+
+        Args:
+            x: a few images of the data, uint8 ``(B, 3, H, W)``.
+            classes: how many classes the data has.
+
+        Raises:
+            UserError: with what is wrong and what is needed.
+        """
+        if self.classes != classes:
+            raise UserError(f"model '{self.name}' has {self.classes} outputs, but the data has {classes} classes")
+        self.has_dropout = validation.try_out(self, x) or self.has_dropout
+
+
+class _PerThread:
+    """A module of which every thread uses its own copy: a functional call puts other tensors into it for a while."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._template = module
+        self._copies = threading.local()
+
+    def get(self) -> nn.Module:
+        """This thread's copy."""
+        if not hasattr(self._copies, "module"):
+            self._copies.module = copy.deepcopy(self._template)
+        module: nn.Module = self._copies.module
+        return module
+
+    def __reduce__(self) -> tuple[type[_PerThread], tuple[nn.Module]]:
+        return _PerThread, (self._template,)
+
+
+def scale(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 images to (x/255 − 0.5)/0.5, i.e. −1..1; anything else is taken as scaled already."""
+    return x.to(dtype) * (2 / 255) - 1 if x.dtype == torch.uint8 else x
+
+
+def split(module: nn.Module | Callable[[], nn.Module], head: str, name: str = "custom") -> Model:
+    """Any torch module as a `Model`, cut at its last linear layer.
+
+    Args:
+        module: a function that builds the module (each seed then starts from its own random weights), or a module
+            (whose present weights, e.g. pre-trained ones, are then the start of every run).
+        head: the name of its last linear layer, e.g. ``"fc"`` or ``"classifier.6"``.
+        name: for tables and run folders.
+
+    Raises:
+        UserError: if there is no such linear layer; the message lists those there are.
+
+    Example:
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 16), nn.ReLU(), nn.Linear(16, 10))
+        >>> split(net, head="3").head_names
+        ('3.weight', '3.bias')
+    """
+    if isinstance(module, nn.Module):
+        fixed = module
+        return Model(lambda: fixed, head, name)
+    return Model(module, head, name)

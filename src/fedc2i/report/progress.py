@@ -1,0 +1,132 @@
+"""Live progress of runs: a bar in a terminal, one line a run elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from statistics import fmean
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedc2i.engine.records import POINTS, Round
+from fedc2i.runs.results import Result
+
+
+class ProgressView:
+    """An observer that shows rounds, clients, time left and current accuracies on ``console``."""
+
+    def __init__(self, console: Console, runs: int) -> None:
+        """Watches ``runs`` runs in a row, each with all its seeds."""
+        self._console = console
+        self._runs = runs
+        self._started = 0
+        self._label = ""
+        self._names_refused = True
+        self._began = time.perf_counter()
+        self._last: dict[int, Round] = {}  # by seed, the last that was scored
+        self._refused: Counter[tuple[int, str]] = Counter()  # uploads, by seed and client
+        self._live = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[clients]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> ProgressView:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._close()
+        self._live.stop()
+
+    def begin(self, result: Result) -> None:
+        """A run starts: its own bar; the one before it stays as a line."""
+        self._close()
+        self._started += 1
+        self._began, self._last, self._refused = time.perf_counter(), {}, Counter()
+        self._names_refused = result.config.engine == "inprocess"  # others `say` it as it happens
+        where = "" if ":" in result.config.data else f" on {result.config.data}"  # a path would take the whole line
+        seeds = ", ".join(map(str, result.config.seeds))
+        self._label = f"[{self._started}/{self._runs}] {result.label}{where}, seed{'s' * (',' in seeds)} {seeds}"
+        self._task = self._live.add_task(self._label, total=result.config.rounds, clients="", accuracy="")
+
+    def client(self, done: int, of: int) -> None:
+        """Local runs finished within the round."""
+        assert self._task is not None
+        self._live.update(self._task, clients=f"client {done}/{of}")
+
+    def round(self, report: Round) -> None:
+        """A round of one seed ended."""
+        assert self._task is not None
+        self._last |= {report.seed: report} if report.metrics else {}
+        self._live.update(self._task, completed=report.round, accuracy=self._accuracy())
+        first = [name for name in report.refused if not self._refused[report.seed, name]]
+        self._refused.update((report.seed, name) for name in report.refused)
+        for name in first if self._names_refused else ():
+            why = report.why.get(name, "not usable")
+            self.say(f"seed {report.seed}, round {report.round}: the upload of {name} is {why}; left out")
+
+    def say(self, line: str) -> None:
+        """A line of an engine, e.g. of a site that is missing."""
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def heading(self, line: str) -> None:
+        """A line above the runs to come and below those that ended, whose bars stay above it."""
+        self._close()
+        if not self._live.disable and self._live.tasks:
+            ended = self._live.make_tasks_table(self._live.tasks)
+            for task in self._live.task_ids:
+                self._live.remove_task(task)
+            self._live.refresh()
+            self._console.print(ended)
+        self.say(line)
+
+    def _accuracy(self) -> str:
+        if not self._last:
+            return ""
+        means = {point: fmean(report.mean(point) for report in self._last.values()) for point in POINTS}
+        return "  ".join(f"{point} {mean:.2f} %" for point, mean in means.items())
+
+    def _left_out(self) -> str:
+        """How many uploads of whom, over all seeds."""
+        counted: Counter[str] = Counter()
+        for (_, name), count in self._refused.items():
+            counted[name] += count
+        return left_out(counted)
+
+    def _close(self) -> None:
+        if self._task is None or not self._last:
+            return
+        last = max(report.round for report in self._last.values())
+        self._live.update(self._task, clients="", total=last, accuracy=self._accuracy() + self._left_out())
+        if self._live.disable:
+            seconds = time.perf_counter() - self._began
+            self._console.print(
+                f"{self._label}: {_rounds(last)} in {seconds:.1f} s, {self._accuracy()}{self._left_out()}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+        self._task = None
+
+
+def left_out(counted: Mapping[str, int]) -> str:
+    """The end of a line that says how many uploads of whom were left out; empty if there were none."""
+    listed = ", ".join(f"{name} {count}" for name, count in counted.items())
+    return f"; uploads left out: {listed}" if listed else ""
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"

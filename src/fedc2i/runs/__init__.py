@@ -1,0 +1,1 @@
+"""A run and its folder: settings, plan, checkpoints, resume, results, cache."""

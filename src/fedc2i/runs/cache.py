@@ -1,0 +1,163 @@
+"""Runs that are computed once: a folder for each method, setting, seed and data, found again by what decided it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import fedc2i
+from fedc2i.core import plugins
+from fedc2i.core.files import writing
+from fedc2i.core.version import versions
+from fedc2i.runs.fingerprint import neighbours
+from fedc2i.runs.folder import RunFolder, slug
+from fedc2i.runs.plan import Observer, Plan
+from fedc2i.runs.read import read_rounds
+from fedc2i.runs.results import Result
+
+try:
+    import fcntl
+except ModuleNotFoundError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+# The packages whose code decides numbers.
+_DECIDING = ("core", "data", "models", "training", "methods", "engine")
+SILENCE = 3.0  # seconds of waiting for another process before a line says so
+# Settings that do not decide a single seed's numbers by themselves.
+_NOT_NUMBERS = ("checkpoint_every", "data_dir", "device", "seeds")
+
+
+class Store:
+    """A folder of single-seed runs, with every client's last models or, to spare the disk, without."""
+
+    def __init__(self, root: Path, models: bool = True) -> None:
+        self.root = root
+        self._models = models
+
+    def folder(self, plan: Plan, seed: int) -> Path:
+        """Where a plan's run with this seed lies, or will."""
+        return self.root / f"{slug(plan.config.data)}-{slug(plan.key)}-seed{seed}-{self._key(plan)}"
+
+    def _key(self, plan: Plan) -> str:
+        """Twelve digits that change with settings, data, device, versions and the code that decides numbers."""
+        settings = {name: value for name, value in asdict(plan.config).items() if name not in _NOT_NUMBERS}
+        decided = {
+            "settings": {**settings, "topology": neighbours(plan.config.topology)},
+            "data": plan.federation.checksums,
+            "device": plan.config.torch_device().type,
+            "versions": [versions()["fedc2i"], versions()["torch"]],
+            "code": code_digest(),
+            **({"files": files} if (files := plugins.checksums(plan.config.method, plan.config.model)) else {}),
+        }
+        return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+    def missing(self, plan: Plan) -> list[int]:
+        """The seeds that are still to be computed."""
+        return [seed for seed in plan.config.seeds if not (self.folder(plan, seed) / "summary.json").is_file()]
+
+    def compute(self, plan: Plan, observer: Observer | None = None) -> Result:
+        """The plan's result over all its seeds: what is there is read, what is missing is run first.
+
+        A run that was cut off has no summary; it is run again from its start.
+        """
+        missing = tuple(self.missing(plan))
+        if missing:
+            self._run(replace(plan, config=replace(plan.config, seeds=missing)), observer)
+        result = Result(plan.method, plan.config, plan.federation, plan.label, plan.key)
+        for seed in plan.config.seeds:
+            result.rounds += read_rounds(self.folder(plan, seed), plan.federation.names, seed)
+        return result
+
+    def _run(self, plan: Plan, observer: Observer | None) -> None:
+        """All seeds of the plan side by side, each into a folder of its own; those of other processes are awaited."""
+        say = getattr(observer, "say", lambda line: None)
+        folders = {seed: RunFolder(self.folder(plan, seed), plan.federation.names) for seed in plan.config.seeds}
+        with ExitStack() as held:
+            for seed in sorted(folders):  # everyone in the same order: no two wait for each other
+                held.enter_context(_alone(folders[seed].path, say))
+            missing = tuple(self.missing(plan))
+            for seed in missing:
+                with writing(folders[seed].path):
+                    _empty(folders[seed].path)
+                folders[seed].begin(replace(plan.config, seeds=(seed,)))
+            if not missing:  # another process did it all
+                return
+            plan = replace(plan, config=replace(plan.config, seeds=missing))
+            result = plan.compute(observer, lambda report: folders[report.seed].record(report))
+            for seed in missing:
+                own = result.only(seed)
+                folders[seed].finish(own if self._models else replace(own, outcomes={}))
+
+
+@contextmanager
+def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Makes a folder and keeps every other process out of this very function for it; a process that dies lets go.
+
+    The folder itself is what is locked, so nothing but runs lies in a store. Systems without such locks go without. Who
+    has to wait for long is told so.
+    """
+    if fcntl is None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        yield
+        return
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a network disk that knows no locks
+            if not _locked_soon(handle):
+                say(f"waiting for another process that computes {folder}")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _locked_soon(handle: int) -> bool:
+    """Whether the lock could be had within moments."""
+    until = time.monotonic() + SILENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+@functools.cache
+def code_digest(root: Path = Path(fedc2i.__file__).parent) -> str:
+    """A digest of the code that decides numbers; comments and docstrings do not count."""
+    digest = hashlib.sha256()
+    for package in _DECIDING:
+        for path in sorted((root / package).rglob("*.py")):
+            tree = ast.parse(path.read_bytes())
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    _drop_docstring(node)
+            digest.update(f"{path.relative_to(root)} {ast.dump(tree)}".encode())
+    return digest.hexdigest()
+
+
+def _drop_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    if ast.get_docstring(node, clean=False) is not None:
+        node.body = node.body[1:]

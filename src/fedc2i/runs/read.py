@@ -1,0 +1,228 @@
+"""A finished run as a `Result` again, from its folder alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedc2i.core.errors import UserError, flaw, one_line
+from fedc2i.core.plugins import is_plugin
+from fedc2i.data import npz
+from fedc2i.data.remote import RemoteFederation, blank_clients
+from fedc2i.engine.diagnostics import LARGE
+from fedc2i.engine.records import POINTS, Point, Round
+from fedc2i.methods.base import Method
+from fedc2i.runs.results import Result
+from fedc2i.runs.settings import make, read_toml
+from fedc2i.runs.specs import parse
+
+MOST_BYTES = 2**28  # of summary.json and of a line of metrics.jsonl; ten thousand clients need some ten million
+MOST_ROUNDS = 10**7
+_DAMAGED = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,  # of JSON's Infinity
+    RecursionError,
+    MemoryError,
+)
+
+
+@dataclass(repr=False)
+class _Finished(Result):
+    """A result whose summary was written already, from numbers that a folder keeps to six digits only."""
+
+    written: dict[str, Any] = field(default_factory=dict)
+
+    def only(self, seed: int) -> Result:
+        """The same of one seed alone, whose summary was not written."""
+        return replace(super().only(seed), written={})  # type: ignore[call-arg]
+
+    def summary(self) -> dict[str, Any]:
+        """As it was written."""
+        return dict(self.written) or super().summary()
+
+
+def read_run(folder: Path | str) -> Result:
+    """The run that lies in a folder; its data and models stay where they are.
+
+    Raises:
+        UserError: if it is not the folder of a finished run.
+    """
+    folder = Path(folder)
+    path = folder / "summary.json"
+    if not path.is_file():
+        raise UserError(f"{folder}: not the folder of a finished run; it has no summary.json")
+    try:
+        summary = _read_summary(folder)
+        values = read_toml(folder / "config.toml")
+        kind, name = _method(str(values["method"]), values.get("options", {}), summary)
+        config = make(kind, {**values, "method": name})
+        federation = RemoteFederation(
+            _text(summary["data"]),
+            blank_clients(_texts(summary["clients"]), (3, 1, 1)),
+            _texts(summary["classes"]),
+            _texts(summary["notes"]),
+            averages={name: _texts(own) for name, own in summary.get("averages", {}).items()},
+            sizes={name: dict(own) for name, own in summary["samples"].items()},
+            digests=dict(summary["data_checksums"]),
+        )
+        method = kind(**config.options)
+        config = replace(config, options=asdict(method))  # a file has no word for none
+        title, key = _text(summary["title"]), _text(summary.get("key", kind.name))
+        result = _Finished(method, config, federation, title, key, written=summary)
+        for entry in summary.get("asked_again", ()):
+            seed, number, times = (int(entry[name]) for name in ("seed", "round", "times"))
+            if not (1 <= number <= MOST_ROUNDS and 1 <= times <= MOST_ROUNDS):
+                raise ValueError("a round that was asked for again is none")
+            result.asked[seed] = {**result.asked.get(seed, {}), number: times}
+        if not all(set(members) <= set(federation.names) for members in federation.averages.values()):
+            raise ValueError("averages over clients that are not there")
+    except _DAMAGED as error:
+        raise UserError(f"{path}: cannot be read ({flaw(error)})") from None
+    for seed in config.seeds:
+        result.rounds += read_rounds(folder, federation.names, seed, complete=False)
+    return result
+
+
+def read_rounds(folder: Path, names: tuple[str, ...], seed: int, complete: bool = True) -> list[Round]:
+    """A seed's rounds from its run folder; times and bytes are means over the run.
+
+    Args:
+        folder: the run's.
+        names: its clients.
+        seed: one of its seeds.
+        complete: whether every client must have answered in the last round, as in a simulation.
+
+    Raises:
+        UserError: if a file is missing or damaged.
+    """
+    try:
+        summary = _read_summary(folder)
+        metrics = _read_metrics(folder / "metrics.jsonl", names, seed)
+        influence = _read_influence(folder / "influence.npz", seed)
+        refused = _read_refused(summary["refused"], names, seed)
+        last = summary["rounds"] if complete else max(metrics)
+        if complete and not all("accuracy" in own for point in POINTS for own in metrics[last][point]):
+            raise ValueError("metrics.jsonl lacks clients of the last round")
+        if any(len(array) < (1 if array[:1].nbytes > LARGE else last) for array in influence.values()):
+            raise ValueError("influence.npz lacks rounds")
+        return [
+            Round(
+                seed,
+                number,
+                float(summary["seconds_per_round"]),
+                refused[number].participants if number in refused else (),
+                metrics.get(number, {}),
+                {
+                    name: array[number - 1 - max(0, last - len(array))]
+                    for name, array in influence.items()
+                    if number > last - len(array)
+                },
+                refused[number].clients if number in refused else (),
+                int(summary["bytes_up_per_client_round"]),
+                int(summary["bytes_down_per_client_round"]),
+                refused[number].why if number in refused else {},
+            )
+            for number in range(1, last + 1)
+        ]
+    except (*_DAMAGED, UserError) as error:
+        raise UserError(f"{folder}: not a complete run ({flaw(error)}); remove it and run again") from None
+
+
+def _read_metrics(path: Path, names: tuple[str, ...], seed: int) -> dict[int, dict[Point, list[dict[str, float]]]]:
+    rounds: dict[int, dict[Point, list[dict[str, float]]]] = {}
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(MOST_BYTES), ""), 1):
+            try:
+                entry = json.loads(line)
+                if entry["seed"] != seed:
+                    continue
+                if type(entry["round"]) is not int or not 1 <= entry["round"] <= MOST_ROUNDS:
+                    raise ValueError(f"a round {one_line(entry['round'])}")
+                if entry["client"] not in names or entry["point"] not in POINTS:
+                    raise ValueError(f"no client or point '{one_line(entry['client'])}', '{one_line(entry['point'])}'")
+                points = rounds.setdefault(entry["round"], {point: [{} for _ in names] for point in POINTS})
+                value = np.nan if entry["value"] is None else float(entry["value"])  # null: it was not finite
+                points[entry["point"]][names.index(entry["client"])][_text(entry["metric"])] = value
+            except _DAMAGED as error:
+                raise ValueError(f"{path.name}, line {number}: {flaw(error)}") from None
+    return rounds
+
+
+class _Refused(NamedTuple):
+    """Whose uploads were left out in a round, who took part if nobody else did, and what was wrong."""
+
+    clients: tuple[str, ...]
+    participants: tuple[str, ...]
+    why: dict[str, str]
+
+
+def _read_refused(entries: Any, names: tuple[str, ...], seed: int) -> dict[int, _Refused]:
+    """By round; an earlier version wrote neither how many took part nor reasons."""
+    found = {}
+    for entry in entries:
+        clients = _texts(entry["clients"])
+        why = {_text(name): _text(reason) for name, reason in dict(entry.get("why", {})).items()}
+        if not {*clients, *why} <= set(names):
+            raise ValueError("uploads of clients that are not there")
+        if entry["seed"] == seed:
+            found[int(entry["round"])] = _Refused(clients, clients if entry.get("of") == len(clients) else (), why)
+    return found
+
+
+def _read_influence(path: Path, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    if not path.is_file():
+        return {}
+    with npz.opened(path, ratio=None) as archive:
+        prefix = f"seed{seed}_"
+        own = [name for name in archive.names if name.startswith(prefix)]
+        return {name.removeprefix(prefix): array for name, array in archive.read(own).items()}
+
+
+def _read_summary(folder: Path) -> dict[str, Any]:
+    with (folder / "summary.json").open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"summary.json has more than {MOST_BYTES:,} bytes")
+    summary = json.loads(content.decode("utf-8"))
+    if not isinstance(summary, dict):
+        raise ValueError("summary.json is not a table")
+    return summary
+
+
+def _method(wanted: str, options: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[type[Method], str]:
+    """The method's class and name.
+
+    That of a Python file, or one made as an object in another process, is only described: reading a folder executes
+    nothing in it.
+    """
+    if not is_plugin(wanted) and (wanted in Method.registry or wanted != summary["method"]):
+        return parse(wanted)[:2]
+    shared = {own.name for own in fields(Method)}
+    own = [(name, type(value), field(default=value)) for name, value in options.items() if name not in shared]
+    kind: type[Method] = make_dataclass("Stored", own, bases=(Method,), frozen=True)
+    title, headline = _text(summary["title"]), summary["headline"]
+    if headline not in POINTS:
+        raise ValueError(f"headline is {one_line(headline)}")
+    kind.name, kind.title, kind.headline = _text(summary.get("key", title)), title, headline
+    return kind, wanted
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"text is expected, got {one_line(value)}")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"a list of texts is expected, got {one_line(value)}")
+    return tuple(map(_text, value))

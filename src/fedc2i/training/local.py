@@ -1,0 +1,144 @@
+"""Local training of one client: a few epochs on its own data, with ordinary autograd.
+
+`engine.stepper` takes the very same steps for many clients at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import check_at_least
+from fedc2i.core.params import Params
+from fedc2i.training.optimisers import Kind, Optimiser
+
+
+def weighted_mean(values: Tensor, w: Tensor) -> Tensor:
+    """Mean of ``values`` ``(B,)`` over the samples with weight; padding has none."""
+    return (values * w).sum() / w.sum().clamp(min=1)
+
+
+class Batch(NamedTuple):
+    """Labelled images: ``x`` ``(B, 3, H, W)`` uint8, ``y`` ``(B,)`` labels, ``w`` ``(B,)`` weights, 0 for padding."""
+
+    x: Tensor
+    y: Tensor
+    w: Tensor
+
+    def take(self, index: Tensor) -> Batch:
+        """The samples at ``index``."""
+        return Batch(self.x[index], self.y[index], self.w[index])
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of one value per sample ``(B,)``; padding does not count."""
+        return weighted_mean(values, self.w)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How every client trains, whatever the method; the defaults are the paper's.
+
+    Attributes:
+        epochs: local epochs a round, at least 1.
+        batch_size: samples a step, at least 1.
+        optimizer: ``adam`` or ``sgd``; a fresh one every round.
+        lr: learning rate, above 0.
+        weight_decay: L2 penalty, at least 0.
+        momentum: of ``sgd``, in [0, 1).
+        drop_last: leave out an epoch's last batch if it is not full (never its only batch).
+    """
+
+    epochs: int = 2
+    batch_size: int = 32
+    optimizer: Kind = "adam"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "epochs", "batch_size")
+        check_at_least(self, 0, "weight_decay")
+        if self.optimizer not in ("adam", "sgd"):
+            raise UserError(f"optimizer must be adam or sgd, got '{self.optimizer}'")
+        if not 0 < self.lr < float("inf"):
+            raise UserError(f"lr must be above 0, got {self.lr}")
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"momentum must be in [0, 1), got {self.momentum}")
+        if self.momentum and self.optimizer != "sgd":
+            raise UserError(f"momentum={self.momentum} is for optimizer=sgd, not {self.optimizer}")
+
+    def batches(self, samples: int) -> int:
+        """How many steps an epoch over ``samples`` takes."""
+        full, rest = divmod(samples, self.batch_size)
+        return full + (rest > 0 and not (self.drop_last and full > 0))
+
+    def new_optimiser(self, params: Sequence[Tensor]) -> Optimiser:
+        """A fresh optimiser over ``params``."""
+        return Optimiser(self.optimizer, params, self.lr, self.weight_decay, self.momentum)
+
+
+def draw_epochs(samples: int, training: Training, generator: torch.Generator) -> list[list[Tensor]]:
+    """For every epoch its batches, each a tensor of sample indices, shuffled anew every epoch."""
+    size = training.batch_size
+    epochs = []
+    for _ in range(training.epochs):
+        order = torch.randperm(samples, generator=generator)
+        epochs.append([order[low : low + size] for low in range(0, size * training.batches(samples), size)])
+    return epochs
+
+
+def train(
+    loss: Callable[[Params, Batch], Tensor],
+    params: Params,
+    trainable: Sequence[str],
+    data: Batch,
+    batches: Sequence[Tensor],
+    training: Training,
+    average: bool = False,
+) -> Params:
+    """One optimiser's worth of steps for one client.
+
+    Args:
+        loss: what a step minimises.
+        params: the start; it is not changed.
+        trainable: names that are trained; the others stay, except running statistics that the loss updates.
+        data: all training samples of the client.
+        batches: indices of each step's samples.
+        training: optimiser and its settings.
+        average: whether the result is, instead of the last iterate, the mean over the second half of the steps: of n
+            those after steps ⌊n/2⌋ + 1 to n. What is not trained keeps its last value.
+    """
+    if not trainable:  # e.g. the body of a model whose backbone is frozen
+        return params
+    free = {name: params[name].detach().clone().requires_grad_() for name in trainable}
+    fixed = {name: tensor.detach().clone() for name, tensor in params.items() if name not in free}
+    leaves = list(free.values())
+    optimiser = training.new_optimiser(leaves)
+    everything = {name: free.get(name, fixed.get(name)) for name in params}
+    means = {name: tensor.detach().clone() for name, tensor in free.items()} if average else {}
+    for step, index in enumerate(batches, 1):
+        with torch.enable_grad():  # whatever the caller has switched off
+            value = loss(everything, data.take(index.to(data.y.device)))  # type: ignore[arg-type]
+        optimiser.step(torch.autograd.grad(value, leaves, allow_unused=True))
+        if step > len(batches) // 2:
+            for name, mean in means.items():
+                mean.lerp_(free[name].detach(), 1 / (step - len(batches) // 2))
+    return {name: means.get(name, tensor.detach()) for name, tensor in everything.items() if tensor is not None}
+
+
+def pad(sets: Sequence[Batch]) -> Batch:
+    """K batches of unequal length to one with a client axis; what is filled up has weight 0."""
+    length = max(len(own.y) for own in sets)
+
+    def fill(tensor: Tensor) -> Tensor:
+        if len(tensor) == length:
+            return tensor
+        return torch.cat([tensor, tensor.new_zeros((length - len(tensor), *tensor.shape[1:]))])
+
+    return Batch(*(torch.stack([fill(part) for part in parts]) for parts in zip(*sets, strict=True)))

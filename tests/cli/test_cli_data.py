@@ -1,0 +1,199 @@
+"""``fedc2i data``: what its commands print and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from test_formats import digits, write_h5, write_npz
+from typer.testing import CliRunner
+
+from fedc2i.cli.data import app
+from fedc2i.core.errors import UserError
+from fedc2i.data import converted, digit5
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDC2I_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDC2I_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "data").mkdir()
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def run_json(*arguments: str) -> Any:
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def problem(*arguments: str) -> str:
+    """The one line of the `UserError` with which the command ends."""
+    error = run(*arguments).exception
+    assert isinstance(error, UserError)
+    assert "\n" not in str(error)
+    return str(error)
+
+
+def usps(tmp_path: Path, count: int = 1200) -> Path:
+    return write_h5(tmp_path / "data" / "usps.h5", train=digits(count, 16, None), test=digits(100, 16, None))
+
+
+def test_ls_of_an_empty_folder() -> None:
+    result = run("ls")
+    assert result.exit_code == 0
+    assert result.stdout.count("missing") == 9
+    assert "The Street View House Numbers (SVHN) Dataset" in result.stdout
+    assert "train_32x32.mat, test_32x32.mat" in result.stdout
+
+
+def test_ls_tells_states_apart(tmp_path: Path) -> None:
+    usps(tmp_path)
+    write_npz(tmp_path / "data" / "synth.npz", digits(900, 28), digits(100, 28))
+    states = {entry["domain"]: entry["state"] for entry in run_json("ls")["domains"]}
+    assert (states["usps"], states["synth"], states["mnist"], len(states)) == ("raw", "ready", "missing", 9)
+    text = run("ls").stdout
+    assert "ready, a stand-in" in text
+    assert "`fedc2i data prepare usps` converts it" in text
+    assert run("prepare", "usps").exit_code == 0
+    entry = next(entry for entry in run_json("ls")["domains"] if entry["domain"] == "usps")
+    assert (entry["state"], entry["paths"]) == ("cached", [str(converted.file_of("digit5", "usps"))])
+
+
+def test_data_dir_option_wins_and_must_exist(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    assert run_json("ls", "--data-dir", str(tmp_path / "other"))["data_dir"] == str(tmp_path / "other")
+    assert "absent: no such folder" in problem("ls", "--data-dir", str(tmp_path / "absent"))
+
+
+def test_names_with_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "[red]x"
+    folder.mkdir()
+    assert "[red]x" in run("ls", "--data-dir", str(folder)).stdout
+
+
+def test_prepare_then_check(tmp_path: Path) -> None:
+    usps(tmp_path)
+    result = run("prepare", "digit5")
+    assert result.exit_code == 0
+    assert "USPS: 1040 training and 260 test images in" in result.stdout
+    assert "No published files found of MNIST, SVHN, SynthDigits, MNIST-M." in result.stderr
+    report = next(entry for entry in run_json("check")["domains"] if entry["domain"] == "usps")
+    assert (report["verified"], report["shape"], sum(report["train"]), report["problem"]) == (True, [28, 28], 1040, "")
+    assert "ok, verified" in run("check", "usps").stdout
+
+
+def test_prepare_replaces_what_is_cached(tmp_path: Path) -> None:
+    usps(tmp_path)
+    run("prepare", "usps")
+    before = converted.manifest(converted.file_of("digit5", "usps"))
+    usps(tmp_path, 1500)
+    run("prepare", "usps")
+    after = converted.manifest(converted.file_of("digit5", "usps"))
+    assert before is not None
+    assert after is not None
+    assert before.sources != after.sources
+
+
+def test_prepare_without_files(tmp_path: Path) -> None:
+    write_npz(tmp_path / "data" / "usps.npz", digits(900, 28), digits(100, 28))
+    assert "usps: no published files of USPS in" in problem("prepare", "usps")
+    assert "no benchmark data 'cifar', allowed are digit5, office10, mnist" in problem("prepare", "cifar")
+
+
+def test_prepare_with_a_damaged_file_leaves_no_cache(tmp_path: Path) -> None:
+    path = usps(tmp_path)
+    path.write_bytes(path.read_bytes()[:5000])
+    assert "usps.h5: cannot be read" in problem("prepare", "usps")
+    assert not converted.root().exists()
+
+
+def test_check_without_data() -> None:
+    assert "no data for USPS" in problem("check", "usps")
+    assert "`fedc2i data ls`" in problem("check")
+
+
+def test_check_of_sound_npz(tmp_path: Path) -> None:
+    write_npz(tmp_path / "data" / "usps.npz", digits(900, 28), digits(100, 28))
+    result = run("check")
+    assert result.exit_code == 0
+    assert "90-90" in result.stdout
+
+
+def broken(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "data" / "usps.npz"
+    train, test = digits(900, 28), digits(100, 28)
+    if kind == "label":
+        test[1][5] = 11
+    elif kind == "class":
+        train[1][train[1] == 4] = 3
+    elif kind == "few":
+        train = digits(500, 28)
+    elif kind == "shape":
+        train = (train[0][:, :, :, :2], train[1])
+    write_npz(path, train, test)
+    if kind == "cut":
+        path.write_bytes(path.read_bytes()[:-500])
+    elif kind == "checksum":
+        converted.store(path, {"x": np.zeros(1)}, [])
+        write_npz(path, train, test)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("label", "label 11 is out of range"),
+        ("class", "no train image of class '4'"),
+        ("few", "USPS has 500 training images"),
+        ("shape", "expected uint8 (N, H, W)"),
+        ("cut", "usps.npz: cannot be read"),
+        ("checksum", "its checksum differs from usps.manifest.json"),
+    ],
+)
+def test_check_finds(tmp_path: Path, kind: str, message: str) -> None:
+    broken(tmp_path, kind)
+    assert message in problem("check", "usps")
+    report = run_json("check", "usps")
+    assert message in report["problems"][0]
+    assert "PROBLEM" in run("check", "usps").stdout
+
+
+def test_other_published_files_have_a_place_of_their_own(tmp_path: Path) -> None:
+    """Those of another data folder are not hidden by what the cache holds of the first, nor take its place."""
+
+    def entry() -> tuple[str, str]:
+        found = next(entry for entry in run_json("ls")["domains"] if entry["domain"] == "usps")
+        return found["state"], Path(found["paths"][0]).name
+
+    def used() -> list[tuple[str, str]]:
+        before = entry()
+        digit5.load("usps", data_dir=None, image_size=None)
+        return [before, entry()]
+
+    path = usps(tmp_path)
+    assert used() == [("raw", "usps.h5"), ("cached", "usps.npz")]
+    kept = converted.sha256(converted.file_of("digit5", "usps"))
+    usps(tmp_path, 1500)
+    (_, (state, other)) = found = used()
+    assert found[0] == ("raw", "usps.h5")
+    assert state == "cached"
+    assert other.startswith("usps-")
+    assert used() == [("cached", other)] * 2
+    assert converted.sha256(converted.file_of("digit5", "usps")) == kept
+    path.unlink()
+    assert used() == [("cached", "usps.npz")] * 2
+
+
+def test_files_that_come_and_go_as_people_look_are_no_others(tmp_path: Path) -> None:
+    (tmp_path / "amazon" / "bike").mkdir(parents=True)
+    (tmp_path / "amazon" / "bike" / "1.jpg").write_bytes(b"image")
+    before = converted.fingerprint(tmp_path / "amazon")
+    for name in (".DS_Store", "Thumbs.db"):
+        (tmp_path / "amazon" / "bike" / name).write_bytes(b"more")
+    assert converted.fingerprint(tmp_path / "amazon") == before

@@ -1,0 +1,53 @@
+"""What is said to the person at the keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from fedc2i import UserError
+from fedc2i.core.errors import flaw, nearest
+from fedc2i.data import sources
+from fedc2i.methods import registry
+from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.models import named
+from fedc2i.runs import settings
+from fedc2i.runs.plan import prepare
+from fedc2i.runs.specs import parse
+
+MISTYPED: dict[str, tuple[Callable[[], object], str]] = {
+    "method": (lambda: registry.get("fedc2"), "fedc2i"),
+    "option": (lambda: parse("fedc2i:gama=2"), "gamma"),
+    "setting": (lambda: prepare(["fedc2i"], {"round": 3}, "embedded"), "rounds"),
+    "setting of a file": (lambda: settings.make(FedC2I, {"lr_": 3}), "lr"),
+    "model": (lambda: named.build("lenet-wyde", 10, (3, 32, 32)), "lenet-wide"),
+    "data": (lambda: sources.load("Embeded", data_dir=None, image_size=None), "embedded"),
+}
+
+
+@pytest.mark.parametrize(("ask", "meant"), MISTYPED.values(), ids=MISTYPED)
+def test_a_mistyped_name_is_recognised(ask: Callable[[], object], meant: str) -> None:
+    with pytest.raises(UserError) as caught:
+        ask()
+    assert f" (did you mean '{meant}'?)" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "xyzzy", "gamma", "\x1b[2Jgamma" * 50, 7, None])
+def test_nothing_is_made_up(name: object) -> None:
+    assert nearest(name, ("gamma", "rounds")) == ""
+
+
+def test_a_flaw_is_told_in_words_about_the_file() -> None:
+    found = [
+        (lambda: {}["data"], "no entry 'data'"),
+        (lambda: len(cast(Any, 3)), "an entry is of another type"),
+        (lambda: int("x"), "invalid literal for int() with base 10: 'x'"),
+        (lambda: [][0], "list index out of range"),
+    ]
+    for fail, said in found:
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            fail()
+        assert flaw(caught.value) == said
+    assert flaw(ValueError()) == "ValueError"

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedc2i.core.errors import UserError
+from fedc2i.data import arrays, sources
+from fedc2i.data.sources import load
+
+
+def write_client(root: Path) -> None:
+    x, y = np.zeros((12, 8, 8), np.uint8), np.arange(12) % 2
+    np.savez(root / "a.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+
+
+def test_dispatch_with_argument_and_size(tmp_path: Path) -> None:
+    write_client(tmp_path)
+    federation = load(f"arrays:{tmp_path}", image_size=16)
+    assert federation.names == ("a",)
+    assert federation.image_shape == (3, 16, 16)
+    assert load("embedded:ink").names == ("Ink",)
+
+
+def test_argument_may_hold_a_colon(tmp_path: Path) -> None:
+    root = tmp_path / "c:d"
+    root.mkdir()
+    write_client(root)
+    assert load(f"arrays:{root}").names == ("a",)
+
+
+def test_partition_and_seed_are_passed_on() -> None:
+    first = load("embedded:fonts", partition="dirichlet:3:0.5", seed=1)
+    assert first.names == ("Fonts/1", "Fonts/2", "Fonts/3")
+    assert first.preset["model"] == "lenet5"
+    other = load("embedded:fonts", partition="dirichlet:3:0.5", seed=2)
+    assert first.checksums != other.checksums
+
+
+@pytest.mark.parametrize("spec", ["", "mnist", "Embedded", "os", "partition:iid", "../embedded", ":x"])
+def test_unknown_sources(spec: str) -> None:
+    known = "allowed are embedded, digit5, office10, folder, arrays"
+    with pytest.raises(UserError, match=rf"is unknown( \(did you mean 'embedded'\?\))?, {known}"):
+        load(spec)
+
+
+@pytest.mark.parametrize("size", [7, 513, -28, 0, 28.0, "28", True])
+def test_image_size_out_of_range(size: object) -> None:
+    with pytest.raises(UserError, match="allowed are whole numbers from 8 to 512"):
+        load("embedded", image_size=size)  # type: ignore[arg-type]
+
+
+def test_errors_of_the_partition_reach_the_caller() -> None:
+    with pytest.raises(UserError, match="partition 'iid' is not understood"):
+        load("embedded:ink", partition="iid")
+
+
+@pytest.mark.parametrize("module", [sources, arrays])
+def test_examples_in_docstrings(module: object) -> None:
+    assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]

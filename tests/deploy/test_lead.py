@@ -1,0 +1,555 @@
+"""A whole run over sites: its folder, the same numbers as in one process, and going on after a crash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr.app")
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from fakes import FakeGrid, FakeNode, identity, node  # noqa: F401
+from flwr.app import Context, Message, RecordDict
+
+from fedc2i import Federation, Result, UserError, run
+from fedc2i.data.federation import Client
+from fedc2i.deploy import lead as leading
+from fedc2i.deploy.client_app import app_in
+from fedc2i.deploy.lead import Job, lead
+from fedc2i.deploy.run_description import understand
+from fedc2i.deploy.server_app import job_of
+from fedc2i.deploy.site_folder import make_site
+from fedc2i.engine.records import POINTS, Round
+from fedc2i.flower import message_handlers
+from fedc2i.flower.gather import Policy
+from fedc2i.flower.message_handlers import Home
+from fedc2i.runs import journal
+from fedc2i.runs.read import read_run
+from helpers import files_below, is_drawn, write_arrays
+
+QUICK: dict[str, Any] = {"model": "lenet5", "rounds": 3, "epochs": 1, "batch_size": 5}
+POLICY = Policy(deadline=20.0, poll=0.0)
+
+
+@pytest.fixture(autouse=True)
+def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedc2i.flower.fleet._LOOK", 0.0)
+    monkeypatch.setattr("fedc2i.flower.fleet._AGAIN", 0.0)
+    monkeypatch.setattr("fedc2i.flower.gather.TRIES", 1)
+
+
+@pytest.fixture
+def with_figures() -> None:
+    """For the test that has them."""
+
+
+@pytest.fixture(autouse=True)
+def no_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than all the rest."""
+    if "with_figures" not in request.fixturenames:
+        monkeypatch.setattr("fedc2i.deploy.lead.figures.draw_run", lambda result, folder: None)
+
+
+@pytest.fixture
+def federation(make_federation: Callable[..., Federation]) -> Federation:
+    return make_federation((12, 9, 7), validation=4)
+
+
+def at_home(client: Client, classes: tuple[str, ...], number: int = 100) -> FakeNode:
+    """A node whose data is here, and who learns everything else from the coordinator."""
+    app = message_handlers.make(lambda _: Home(client, classes), lambda task: understand(task.setup))
+    return node(number, app)
+
+
+def grid_of(federation: Federation) -> FakeGrid:
+    return FakeGrid({100 + k: at_home(own, federation.classes, 100 + k) for k, own in enumerate(federation.clients)})
+
+
+def job(out: Path, method: str = "fedc2i", **more: Any) -> Job:
+    settings = {**QUICK, **more.pop("settings", {})}
+    return Job(out, method, settings, **{"sites": ("a", "b", "c"), "wait": 0.0, "policy": POLICY, **more})
+
+
+def in_process(federation: Federation, method: str = "fedc2i", **more: Any) -> Result:
+    return run(method, federation, executor="looped", device="cpu", **{**QUICK, **more})
+
+
+def assert_same(got: Result, want: Result) -> None:
+    assert got.federation.names == want.federation.names
+    for point in POINTS:
+        for metric in ("accuracy", "loss", "validation_loss"):
+            np.testing.assert_array_equal(got.accuracy(point, metric), want.accuracy(point, metric))
+    for seed in want.config.seeds:
+        np.testing.assert_array_equal(got.influence(seed=seed), want.influence(seed=seed))
+
+
+def metrics(folder: Path) -> list[tuple[Any, ...]]:
+    return [tuple(json.loads(line).values()) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+class CrashError(Exception):
+    """Not ours to catch."""
+
+
+def crash_at(grid: FakeGrid, number: int) -> None:
+    """The coordinator dies when it sends its ``number``-th task."""
+
+    def count(to: int, message: Message) -> None:
+        if sum(kind == "train" for _, kind in grid.log) == number:
+            grid.before = lambda to, message: None
+            raise CrashError
+
+    grid.log.clear()
+    grid.before = count
+
+
+# The run folder, and its numbers.
+
+
+def test_a_run_over_partitions_of_a_data_set(with_figures: None, tmp_path: Path, federation: Federation) -> None:
+    data = write_arrays(tmp_path / "arrays", federation)
+    app, nodes = app_in(), {}
+    for k in range(3):
+        own = Context(1, 100 + k, {"partition-id": k}, RecordDict(), {"data": data, "data-dir": ""})
+        nodes[100 + k] = FakeNode(app, own)
+    said: list[str] = []
+    out = tmp_path / "deep" / "run"
+    result = lead(FakeGrid(nodes), job(out, sites=(), count=3, settings={"seeds": "0,4"}), said.append)
+    assert {name for name, content in files_below(out).items() if content is not None} == {
+        *("config.toml", "job.json", "run.json", "metrics.jsonl", "influence.npz", "summary.json", "log.txt"),
+        *("accuracy.png", "influence.png", "influence_classes.png"),
+    }
+    assert not [name for name in files_below(out) if "checkpoints" in name or "rounds" in name]
+    assert is_drawn(out / "accuracy.png")
+    assert_same(result, in_process(federation, seeds=(0, 4)))
+    log = (out / "log.txt").read_text().splitlines()
+    assert [line[21:] for line in log] == said
+    assert said[0] == "waiting for 3 sites: any"
+    assert "a has joined, 12 samples" in said
+    assert sum(line.startswith("seed 4, round ") for line in said) == 3
+    assert said[-1] == (
+        f"finished: mean accuracy received {result.scores('received')['Avg']} %, "
+        f"trained {result.scores('trained')['Avg']} %"
+    )
+    told = json.loads((out / "summary.json").read_text())["versions"]
+    assert told == {**in_process(federation).summary()["versions"], "flwr": version("flwr")}
+    again = read_run(out)
+    np.testing.assert_allclose(again.accuracy("trained"), result.accuracy("trained"), atol=1e-6)
+    assert again.federation.samples()["b"] == {"train": 9, "validation": 4, "test": 9}
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["data_checksums"] == {}
+    assert summary["bytes_up_per_client_round"] > 10_000
+
+
+def test_a_run_over_site_folders_with_keys(tmp_path: Path, federation: Federation) -> None:
+    data = write_arrays(tmp_path / "arrays", federation)
+    nodes, keys = {}, {}
+    for k, name in enumerate(("north", "south")):
+        make_site(tmp_path / name, name, data, "localhost:9092", client="ab"[k], check=False)
+        keys[name] = (tmp_path / name / "site.pub").read_text()
+        pem = load_ssh_public_key(keys[name].encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        nodes[100 + k] = node(100 + k, app_in(), {"site": str(tmp_path / name)}, pem)
+    nodes[109] = at_home(federation.clients[2], federation.classes, 109)  # nobody we know
+    said: list[str] = []
+    wanted = job(tmp_path / "run", sites=("south", "north"), keys=keys)
+    result = lead(FakeGrid(nodes), wanted, said.append)
+    a, b, _ = federation.clients
+    twins = tuple(Client(name, own.train, own.validation, own.test) for name, own in (("south", b), ("north", a)))
+    assert_same(result, in_process(Federation("twins", twins, tuple("0123"))))
+    assert any("it says it is 'c', but holds another site's key" in line for line in said)
+    assert (tmp_path / "north" / "state").is_dir()
+    kept = sorted(path.name for path in (tmp_path / "north" / "state").rglob("*.safetensors"))
+    assert kept == ["received.safetensors", *(f"round{n:06d}.safetensors" for n in (1, 2, 3)), "trained.safetensors"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedproto", "fedc2i:gamma=ramp(4),missing=own"])
+def test_methods_and_options_give_the_same_numbers(method: str, tmp_path: Path, federation: Federation) -> None:
+    got = lead(grid_of(federation), job(tmp_path, method), lambda line: None)
+    want = in_process(federation, method)
+    assert_same(got, want)
+    assert (got.label, got.key) == (want.label, want.key)
+
+
+def test_it_stops_early_as_in_one_process(tmp_path: Path, federation: Federation) -> None:
+    more = {"rounds": 9, "patience": 1, "lr": 0.01, "seeds": (0, 1)}
+    got = lead(grid_of(federation), job(tmp_path, settings=more), lambda line: None)
+    want = in_process(federation, **more)
+    assert [(own.seed, own.round) for own in got.rounds] == [(own.seed, own.round) for own in want.rounds]
+    assert len(got.rounds) < 18
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"patience": 2}, "patience=2: no client of 'sites' has validation data"),
+        ({"influence_split": "validation"}, "influence_split=validation: client 'a' has no validation data"),
+        ({"nonsense": 1}, "unknown setting 'nonsense'"),
+        ({"topology": "random:7"}, "topology=random:K: K must be 1..2 for 3 clients, got '7'"),
+    ],
+    ids=str,
+)
+def test_what_would_fail_later_is_refused_before_the_first_round(
+    settings: dict[str, Any], line: str, tmp_path: Path, make_federation: Callable[..., Federation]
+) -> None:
+    grid = grid_of(make_federation((12, 9, 7)))
+    with pytest.raises(UserError, match=line):
+        lead(grid, job(tmp_path, settings=settings), lambda line: None)
+    assert all(kind == "query" for _, kind in grid.log)
+    assert f"error: {line}" in (tmp_path / "log.txt").read_text()
+
+
+# Going on.
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        pytest.param("fedavg", {}, marks=pytest.mark.slow),
+        pytest.param("fedc2i", {"evaluate_every": 2}, marks=pytest.mark.slow),
+        ("fedc2i", {"clients_per_round": 2}),
+    ],
+    ids=str,
+)
+def test_after_a_crash_the_same_command_goes_on_to_the_same_end(
+    method: str, settings: dict[str, Any], tmp_path: Path, federation: Federation
+) -> None:
+    more = {"rounds": 4, "seeds": "0,1", **settings}
+    want = lead(grid_of(federation), job(tmp_path / "whole", method, settings=more), lambda line: None)
+    grid, said = grid_of(federation), list[str]()
+    wanted = job(tmp_path / "broken", method, settings=more)
+    for number in (2, 5, 6, 4, 11):
+        crash_at(grid, number)
+        with pytest.raises(CrashError):
+            lead(grid, wanted, said.append)
+        assert wanted.is_begun
+        assert not wanted.is_finished
+    grid.before = lambda to, message: None
+    got = lead(grid, wanted, said.append)
+    assert wanted.is_finished
+    assert not wanted.is_begun
+    assert_same(got, want)
+    lines = metrics(tmp_path / "broken")
+    assert len(lines) == len({line[:5] for line in lines})
+    assert lines == metrics(tmp_path / "whole")
+    for name in ("influence.npz", "config.toml"):
+        if (tmp_path / "whole" / name).exists():
+            assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert [own.participants for own in got.rounds] == [own.participants for own in want.rounds]
+    assert any(line.startswith("seed 0 goes on in round ") for line in said)
+    assert any(line.startswith("seed 1 goes on in round ") for line in said)
+    assert not [name for name in files_below(tmp_path / "broken") if "checkpoints" in name or "rounds" in name]
+
+
+OWN_METHOD = """
+from dataclasses import dataclass
+from fedc2i.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class ChangedSince(FedAvg):
+    name = "changed-since"
+    title = "Changed since"
+"""
+
+
+def test_a_file_that_was_changed_since_is_refused(tmp_path: Path, federation: Federation) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN_METHOD)
+    grid, wanted = grid_of(federation), job(tmp_path / "run", f"{file}:ChangedSince")
+    crash_at(grid, 1)
+    with pytest.raises(CrashError):
+        lead(grid, wanted, lambda line: None)
+    before = files_below(tmp_path / "run")
+    file.write_text(OWN_METHOD + "# another word\n")
+    grid.before = lambda to, message: None
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"mine\.py, where its method comes from, is not what it was"):
+            lead(grid, wanted, lambda line: None)
+    assert {name: text for name, text in files_below(tmp_path / "run").items() if name != "log.txt"} == {
+        name: text for name, text in before.items() if name != "log.txt"
+    }
+    file.write_text(OWN_METHOD)
+    crash_at(grid, 1)
+    with pytest.raises(CrashError):  # it goes on, as far as the sites
+        lead(grid, wanted, lambda line: None)
+
+
+def test_after_a_crash_it_waits_for_all_sites_not_for_the_first(tmp_path: Path, federation: Federation) -> None:
+    want = lead(grid_of(federation), job(tmp_path / "whole"), lambda line: None)
+    grid, wanted = grid_of(federation), job(tmp_path / "broken", wait=20.0)
+    crash_at(grid, 5)
+    with pytest.raises(CrashError):
+        lead(grid, wanted, lambda line: None)
+    late, looks, real = grid.nodes.pop(102), [], grid.get_nodes
+
+    def come_back() -> Any:
+        looks.append(len(looks))
+        if len(looks) == 30:
+            grid.nodes[102] = late
+        return real()
+
+    grid.get_nodes = come_back  # type: ignore[method-assign]
+    assert_same(lead(grid, wanted, lambda line: None), want)
+
+
+def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path: Path, federation: Federation) -> None:
+    grid = grid_of(federation)
+    crash_at(grid, 4)
+    with pytest.raises(CrashError):
+        lead(grid, job(tmp_path), lambda line: None)
+    before = files_below(tmp_path)
+    for other in (
+        job(tmp_path, "fedavg"),
+        job(tmp_path, settings={"lr": 0.5}),
+        job(tmp_path, sites=("a", "b")),
+        job(tmp_path, policy=Policy(half=True)),
+        job(tmp_path, classes=("z",)),
+    ):
+        assert not other.is_begun
+        with pytest.raises(UserError, match=r": holds a run with other settings; choose another --out$"):
+            lead(grid, other, lambda line: None)
+    after = files_below(tmp_path)
+    assert {name for name in after if after[name] != before.get(name)} == {"log.txt"}
+    slower = job(tmp_path, policy=Policy(deadline=30.0, poll=0.0, min_sites=2), wait=1.0)
+    assert slower.is_begun  # how long to wait does not decide the numbers
+    lead(grid, slower, lambda line: None)
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path, federation: Federation) -> None:
+    lead(grid_of(federation), job(tmp_path, settings={"rounds": 1}), lambda line: None)
+    before = files_below(tmp_path)
+    with pytest.raises(UserError, match=r": this run is finished; choose another --out$"):
+        lead(grid_of(federation), job(tmp_path, settings={"rounds": 1}), lambda line: None)
+    assert files_below(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"job": 3}', "\x00"])
+def test_a_damaged_record_of_the_run_is_a_line(content: str, tmp_path: Path, federation: Federation) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(UserError, match=r"run\.json: cannot be read|other settings") as refused:
+        lead(grid_of(federation), job(tmp_path), lambda line: None)
+    assert "\n" not in str(refused.value)
+    assert not job(tmp_path).is_begun
+
+
+@pytest.mark.parametrize("part", ["sizes", "names", "classes", "image", "run"])
+def test_a_record_that_lacks_something_is_a_line(part: str, tmp_path: Path, federation: Federation) -> None:
+    grid = grid_of(federation)
+    crash_at(grid, 1)
+    with pytest.raises(CrashError):
+        lead(grid, job(tmp_path), lambda line: None)
+    values = json.loads((tmp_path / "run.json").read_text())
+    for broken in ({**values, part: []}, {name: own for name, own in values.items() if name != part}):
+        (tmp_path / "run.json").write_text(json.dumps(broken))
+        if part == "run" and broken.get(part) == []:
+            continue  # any text names a run
+        with pytest.raises(UserError) as refused:
+            lead(grid, job(tmp_path), lambda line: None)
+        assert "\n" not in str(refused.value)
+
+
+# Who is there.
+
+
+def test_too_few_sites_are_a_line(tmp_path: Path, federation: Federation) -> None:
+    grid = grid_of(federation)
+    del grid.nodes[101]
+    wanted = job(tmp_path, policy=Policy(20.0, min_sites=3, poll=0.0))
+    line = r"^after 0 s 2 of 3 sites are there; missing: b; at least 3 are needed$"
+    with pytest.raises(UserError, match=line):
+        lead(grid, wanted, lambda line: None)
+    assert not (tmp_path / "run.json").exists()
+    grid.nodes[101] = at_home(federation.clients[1], federation.classes, 101)
+    assert_same(lead(grid, wanted, lambda line: None), in_process(federation))  # the same folder serves
+
+
+def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path: Path, federation: Federation) -> None:
+    grid, said = grid_of(federation), list[str]()
+    late = grid.nodes.pop(101)
+
+    def come(to: int, message: Message) -> None:
+        if sum(kind == "train" for _, kind in grid.log) == 3:  # the second round has begun
+            grid.nodes[101] = late
+
+    grid.before = come
+    result = lead(grid, job(tmp_path, "fedavg", settings={"rounds": 4}), said.append)
+    assert [own.participants for own in result.rounds] == [("a", "c")] * 2 + [("a", "b", "c")] * 2
+    assert "after 0 s 2 of 3 sites are there; missing: b; going on without" in said
+    assert "b has joined, 9 samples" in said
+    assert np.isfinite(result.accuracy("trained")).all()
+
+
+def test_a_late_site_weighs_the_same_after_a_crash(tmp_path: Path, federation: Federation) -> None:
+    """How many samples it has is known from its introduction alone, and decides FedAvg's mean."""
+
+    def course(out: Path, crash: int) -> Result:
+        grid, wanted = grid_of(federation), job(out, "fedavg:weighting=samples", settings={"rounds": 4})
+        late, sent = grid.nodes.pop(101), list[int]()
+
+        def come(to: int, message: Message) -> None:
+            if message.metadata.message_type == "train":
+                sent.append(to)
+                if len(sent) == 3:
+                    grid.nodes[101] = late
+                if len(sent) == crash:
+                    raise CrashError
+
+        grid.before = come
+        if crash:
+            with pytest.raises(CrashError):
+                lead(grid, wanted, lambda line: None)
+        return lead(grid, wanted, lambda line: None)
+
+    want = course(tmp_path / "whole", 0)
+    assert [len(own.participants) for own in want.rounds] == [2, 2, 3, 3]
+    assert_same(course(tmp_path / "broken", 9), want)
+
+
+def test_a_site_that_never_comes_is_a_gap_in_the_tables(
+    with_figures: None, tmp_path: Path, federation: Federation
+) -> None:
+    grid = grid_of(federation)
+    del grid.nodes[102]
+    result = lead(grid, job(tmp_path, settings={"rounds": 2}), lambda line: None)
+    assert np.isnan(result.accuracy("trained")).tolist() == [[False, False, True]]
+    assert np.isfinite(read_run(tmp_path).averages("trained")["Avg"]).all()
+    assert is_drawn(tmp_path / "accuracy.png")
+    assert is_drawn(tmp_path / "influence.png")
+
+
+def renamed(federation: Federation, names: str) -> tuple[Client, tuple[str, ...]]:
+    """A client whose own labels 0 and 1 mean these classes."""
+    own = federation.clients[1]
+    parts = [part.take((part.y < 2).nonzero().flatten()) for part in (own.train, own.validation, own.test)]
+    return Client(names, *parts), tuple(names)
+
+
+def test_sites_with_different_classes_share_those_they_have(tmp_path: Path, federation: Federation) -> None:
+    homes = [renamed(federation, names) for names in ("zb", "ba")]
+    grid, said = FakeGrid({k: at_home(*own, k) for k, own in enumerate(homes)}), list[str]()
+    result = lead(grid, job(tmp_path, sites=("zb", "ba")), said.append)
+    assert "the sites have different classes; the run has all 3 of them: a, b, z" in said
+    assert (
+        "classes by site: zb z, b; ba b, a; if that is wrong, mend their data, or fix the list with --classes" in said
+    )
+    assert result.federation.classes == ("a", "b", "z")
+    clients = []
+    for own, classes in homes:
+        order = torch.tensor([("a", "b", "z").index(name) for name in classes])
+        parts = [type(part)(part.x, order[part.y]) for part in (own.train, own.validation, own.test)]
+        clients.append(Client(own.name, *parts))
+    assert_same(result, in_process(Federation("union", tuple(clients), ("a", "b", "z"))))
+
+
+def test_a_site_with_a_class_that_the_run_lacks_is_left_out_by_name(tmp_path: Path, federation: Federation) -> None:
+    homes = [renamed(federation, names) for names in ("ab", "bc")]
+    grid, said = FakeGrid({k: at_home(*own, k) for k, own in enumerate(homes)}), list[str]()
+    result = lead(grid, job(tmp_path, sites=("ab", "bc"), classes=("a", "b")), said.append)
+    line = "bc has the classes b, c, and the run no c; it has a, b, and --classes can name more at its start"
+    assert said.count(f"a site is left out: {line}") == 1
+    assert [own.participants for own in result.rounds] == [("ab",)] * 3
+
+
+def test_a_site_with_images_of_another_size_is_left_out_by_name(tmp_path: Path, federation: Federation) -> None:
+    a, b, _ = federation.clients
+    small = Client("b", *(type(own)(own.x[:, :, :12, :12], own.y) for own in (b.train, b.validation, b.test)))
+    grid, said = FakeGrid({1: at_home(a, federation.classes, 1), 2: at_home(small, federation.classes, 2)}), list[str]()
+    result = lead(grid, job(tmp_path, sites=("a", "b")), said.append)
+    line = "a site is left out: b has images of 12x12, the run of 16x16; its site.toml can set image_size"
+    assert said.count(line) == 1
+    assert [own.participants for own in result.rounds] == [("a",)] * 3
+
+
+# Jobs as text.
+
+
+def test_a_job_is_the_same_as_text(tmp_path: Path) -> None:
+    wanted = job(
+        tmp_path, "fedc2i:gamma=2", classes=("x", "ä"), keys={"a": "ssh-ed25519 AAA"}, settings={"seeds": (1, 2)}
+    )
+    again = Job.from_json(wanted.to_json())
+    assert again.digest == wanted.digest
+    assert (again.out, again.sites, again.classes, again.policy) == (tmp_path, wanted.sites, wanted.classes, POLICY)
+    assert again.to_json() == wanted.to_json()
+    (tmp_path / "job.json").write_text(wanted.to_json())
+    assert job_of({"job": str(tmp_path / "job.json"), "method": "other"}) == again
+
+
+KEYS: dict[str, Any] = {
+    **{"job": "", "out": "run", "method": "fedavg", "model": "", "rounds": 20, "seeds": "0,1", "set": "lr=0.1 mu=2"},
+    **{"sites": 2, "wait": 3.0, "deadline": 9.0, "min-sites": 2, "wire": "float16"},
+}
+
+
+def test_a_job_from_single_keys() -> None:
+    found = job_of(KEYS)
+    assert (found.out, found.method, found.count, found.wait) == (Path("run"), "fedavg", 2, 3.0)
+    assert found.settings == {"lr": "0.1", "mu": "2", "rounds": 20, "seeds": "0,1"}
+    assert found.policy == Policy(9.0, 2, half=True)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"job": "nowhere.json"}, {}, {**KEYS, "sites": "two"}, {**KEYS, "deadline": None}, {"job": "."}],
+    ids=lambda own: str(own)[:20],
+)
+def test_a_configuration_that_cannot_be_read_is_a_line(values: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"^the run's configuration cannot be read \(\w+: .+\)$"):
+        job_of(values)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"out": "x", "policy": 3}', '{"out": "x", "policy": {"a": 1}}'])
+def test_a_job_that_is_none_is_a_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(text)
+    with pytest.raises(UserError, match=r"^the run's configuration cannot be read \(\w+: .+\)$"):
+        job_of({"job": str(tmp_path / "job.json")})
+
+
+def test_a_log_that_cannot_be_written_is_a_line(tmp_path: Path, federation: Federation) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"log\.txt: cannot be written \(Not a directory\)$"):
+        lead(grid_of(federation), job(tmp_path / "file" / "run"), lambda line: None)
+    assert leading.Job(tmp_path / "file", "fedavg").is_begun is False
+
+
+def test_an_answer_to_an_earlier_seed_is_of_no_use_to_the_next(tmp_path: Path, federation: Federation) -> None:
+    grid, trained = grid_of(federation), list[int]()
+
+    def slow_down(to: int, message: Message) -> None:
+        trained.extend([to] * (message.metadata.message_type == "train"))
+        grid.nodes[102].delay = 10**9 if 4 <= len(trained) <= 9 else 0  # from the second round to the end of a seed
+        if len(trained) > 8 and to == 100:
+            grid.release()
+
+    grid.before = slow_down
+    wanted = job(tmp_path, settings={"rounds": 2, "seeds": "0,1"}, policy=Policy(deadline=0.2, poll=0.001))
+    result = lead(grid, wanted, lambda line: None)
+    want = in_process(federation, rounds=2, seeds=(1,))
+    assert result.last(0).participants == ("a", "b")
+    assert_same(result.only(1), want)
+
+
+def test_a_seed_that_was_finished_is_not_scored_again(tmp_path: Path, federation: Federation) -> None:
+    """Seed 1 is cut off; when it goes on, one site is gone, which must not change what seed 0 ended with."""
+    wanted = job(tmp_path, settings={"seeds": "0,1", "rounds": 2})
+    grid = grid_of(federation)
+    crash_at(grid, 3 * 3 + 2)  # two rounds and the last exchange of three sites, and into the next seed
+    with pytest.raises(CrashError):
+        lead(grid, wanted, lambda line: None)
+    before = journal_of(tmp_path, 0)
+    assert before
+    again = grid_of(federation)
+    del again.nodes[max(again.nodes)]
+    result = lead(again, wanted, lambda line: None)
+    assert [own.metrics for own in result.rounds if own.seed == 0] == [own.metrics for own in before]
+
+
+def journal_of(out: Path, seed: int) -> list[Round]:
+    folder = out / "rounds" / f"seed{seed}"
+    return journal.read(folder, len(list(folder.glob("round*.npz"))) + 1)

@@ -1,0 +1,712 @@
+"""The round loop on one machine: exact identities between methods, order, participation, broken clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from fedc2i.core import seeding
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import Params, relay, row, rows, size_in_bytes, stack
+from fedc2i.data.federation import Federation
+from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.executors.base import Turn
+from fedc2i.engine.executors.looped import Looped
+from fedc2i.engine.executors.stacked.executor import Stacked as StackedExecutor
+from fedc2i.engine.records import Outcome, Round
+from fedc2i.engine.server import Server
+from fedc2i.engine.settings import Settings
+from fedc2i.engine.simulator import federate
+from fedc2i.methods.base import Download, Method, Site, Uploads
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.fedprox import FedProx
+from fedc2i.methods.local import Local
+from fedc2i.models.model import Model, scale
+from fedc2i.training.local import Batch, Training, draw_epochs
+from method_checks import OF_THEIR_OWN, in_double
+from oracles import assert_same_model
+from oracles.training import local_run
+
+TRAINING = Training(batch_size=5, lr=0.01)
+SMOOTH = Training(batch_size=5, optimizer="sgd", lr=0.05, momentum=0.5)  # Adam blows rounding up where gradients are 0
+CPU = torch.device("cpu")
+EXECUTORS = ("looped", "stacked")
+SIZES = (12, 20, 7, 9, 15)
+EVERY_METHOD = OF_THEIR_OWN
+IN_CLIENT_ORDER = {"fedcalm"}  # removes conflicts client by client, in the order of the table
+
+
+def run(
+    method: Method, model: Model, federation: Federation, rounds: int = 3, seed: int = 0, **settings: Any
+) -> tuple[Outcome, list[Round]]:
+    """A small run, with the report of every round."""
+    reports: list[Round] = []
+    settings = {"training": TRAINING, "executor": "looped", **settings}
+    outcomes = federate(method, model, federation, Settings(rounds=rounds, **settings), [seed], on_round=reports.append)
+    return outcomes[seed], reports
+
+
+@pytest.fixture
+def normed(make_model: Callable[..., Model]) -> Model:
+    """A model that every method can run, also one about normalisation layers, on either executor."""
+    return make_model(layer_norm=True)
+
+
+def assert_same_outcome(got: Outcome, want: Outcome, rtol: float = 0, atol: float = 0) -> None:
+    assert_same_model(got.trained, want.trained, rtol, atol)
+    assert_same_model(got.received, want.received, rtol, atol)
+
+
+def differs(got: Outcome, want: Outcome) -> bool:
+    return not torch.equal(got.trained["head.weight"], want.trained["head.weight"])
+
+
+# γ = 0 is FedAvg, bit for bit.
+
+
+@pytest.mark.parametrize("kind", [{}, {"bias": False}, {"batch_norm": True}], ids=["plain", "no-bias", "batchnorm"])
+@pytest.mark.parametrize("clients", [2, 3, 5])
+def test_gamma_zero_is_fedavg(
+    clients: int, kind: dict[str, bool], make_federation: Callable[..., Federation], make_model: Callable[..., Model]
+) -> None:
+    model, federation = make_model(**kind), make_federation(sizes=SIZES[:clients])
+    mean, _ = run(FedAvg(), model, federation)
+    assert_same_outcome(run(FedC2I(gamma=0), model, federation)[0], mean)
+    assert differs(run(FedC2I(gamma=5), model, federation)[0], mean)
+
+
+# FedAvg.
+
+
+def uploads_of(values: list[float], samples: list[int]) -> Uploads:
+    tensors = {"w": torch.tensor(values)[:, None], "v": torch.tensor(values)[:, None, None] * 2}
+    return Uploads(tensors, tuple(range(len(values))), torch.tensor(samples), torch.zeros(len(values)))
+
+
+@pytest.mark.parametrize(("weighting", "want"), [("uniform", 5.0), ("samples", (1 * 1 + 2 * 4 + 5 * 10) / 8)])
+def test_fedavg_s_mean_by_hand(weighting: Any, want: float) -> None:
+    download, state = FedAvg(weighting=weighting).combine(uploads_of([1.0, 4.0, 10.0], [1, 2, 5]), {})
+    assert download.shared["w"].item() == pytest.approx(want)
+    assert download.shared["v"].item() == pytest.approx(2 * want)
+    assert download.clients == (0, 1, 2)
+    assert state == {}
+
+
+def test_fedavg_gives_everyone_the_mean_of_what_was_trained(model: Model, federation: Federation) -> None:
+    for weighting, weights in (("uniform", torch.full((3,), 1 / 3)), ("samples", torch.tensor([12, 20, 7]) / 39)):
+        outcome, _ = run(FedAvg(weighting=weighting), model, federation)
+        for name, trained in outcome.trained.items():
+            mean = sum(weights[m] * trained[m] for m in range(3))
+            for m in range(3):
+                torch.testing.assert_close(outcome.received[name][m], mean)
+
+
+def test_equal_sizes_make_both_weightings_the_same(model: Model, make_federation: Callable[..., Federation]) -> None:
+    federation = make_federation(sizes=(8, 8, 8))
+    one, _ = run(FedAvg(weighting="samples"), model, federation)
+    assert_same_outcome(one, run(FedAvg(), model, federation)[0], rtol=1e-5, atol=1e-6)
+
+
+# FedProx.
+
+
+def test_fedprox_adds_mu_times_the_way_gone_to_the_gradient(model: Model, federation: Federation) -> None:
+    """The gradient of μ/2·‖w − w0‖² is μ(w − w0); of the norm that some code uses instead, a unit vector."""
+    data = ClientData.place(federation.clients[0], 4, CPU)
+    start, params = model.init(0), model.init(1)
+    site = Site(model, data.counts, torch.tensor(0), {}, start=start, training=True)
+
+    def gradient(method: Method) -> Params:
+        return grad(lambda own: method.loss(own, data.train, site))(params)
+
+    plain, pulled = gradient(FedAvg()), gradient(FedProx(mu=0.7))
+    for name in params:
+        torch.testing.assert_close(pulled[name] - plain[name], 0.7 * (params[name] - start[name]), rtol=1e-4, atol=1e-6)
+
+
+def test_fedprox_trains_as_a_hand_written_loop(model: Model, federation: Federation) -> None:
+    training = Training(batch_size=5, optimizer="sgd", lr=0.05)
+    outcome, _ = run(FedProx(mu=2.0), model, federation, rounds=1, training=training)
+    module = model._build()
+    module.load_state_dict(model.init(0, "init"))
+    train = federation.clients[0].train
+    batches = [i for epoch in draw_epochs(len(train), training, seeding.generator(0, "a", 1, "batches")) for i in epoch]
+    want = local_run(module, scale(train.x, torch.float32), train.y, batches, lambda p: torch.optim.SGD(p, 0.05), 2.0)
+    assert_same_model(row(outcome.trained, 0), want, rtol=1e-4, atol=1e-6)
+
+
+def test_fedprox_without_a_pull_is_fedavg(model: Model, federation: Federation) -> None:
+    mean = run(FedAvg(), model, federation)[0]
+    assert_same_outcome(run(FedProx(mu=0), model, federation)[0], mean, rtol=1e-5, atol=1e-6)
+    assert differs(run(FedProx(mu=1.0), model, federation)[0], mean)
+
+
+def test_fedprox_refuses_a_negative_pull() -> None:
+    with pytest.raises(UserError, match="mu must be a finite number of at least 0"):
+        FedProx(mu=-1)
+    with pytest.raises(UserError, match=r"weighting must be uniform \| samples"):
+        FedAvg(weighting="size")
+
+
+# Local.
+
+
+def test_local_is_plain_training_from_the_common_start(model: Model, federation: Federation) -> None:
+    outcome, reports = run(Local(), model, federation, rounds=3)
+    for m, client in enumerate(federation.clients):
+        module = model._build()
+        module.load_state_dict(model.init(0, "init"))
+        x = scale(client.train.x, torch.float32)
+        for number in (1, 2, 3):  # a fresh optimiser every round
+            generator = seeding.generator(0, client.name, number, "batches")
+            batches = [i for epoch in draw_epochs(len(client.train), TRAINING, generator) for i in epoch]
+            local_run(module, x, client.train.y, batches, lambda p: torch.optim.Adam(p, 0.01))
+        assert_same_model(row(outcome.trained, m), module.state_dict(), rtol=1e-3, atol=1e-5)
+    assert_same_model(outcome.received, outcome.trained, rtol=0, atol=0)
+    assert all(report.bytes_up == report.bytes_down == 0 for report in reports)
+    assert all(report.influence == {} for report in reports)
+
+
+def test_local_does_not_depend_on_who_else_is_there(model: Model, federation: Federation) -> None:
+    together, _ = run(Local(), model, federation)
+    alone, _ = run(Local(), model, federation.select(["b"]))
+    assert_same_model(row(alone.trained, 0), row(together.trained, 1), rtol=0, atol=0)
+
+
+# Seeds, order, executors.
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+def test_one_seed_one_result(name: str, executor: str, normed: Model, federation: Federation) -> None:
+    method = Method.registry[name]()
+    first, reports = run(method, normed, federation, rounds=2, executor=executor)
+    torch.rand(5)
+    again, reports_again = run(method, normed, federation, rounds=2, executor=executor)
+    assert_same_outcome(again, first)
+    for one, two in zip(reports, reports_again, strict=True):
+        assert one.metrics == two.metrics
+        for kind, values in one.influence.items():
+            np.testing.assert_array_equal(two.influence[kind], values)
+    assert differs(run(method, normed, federation, rounds=2, executor=executor, seed=1)[0], first)
+
+
+@pytest.mark.parametrize("sizes", [(10, 10), (12, 20, 7)])
+def test_padding_does_not_enter_batch_statistics(
+    sizes: tuple[int, ...], make_model: Callable[..., Model], make_federation: Callable[..., Federation]
+) -> None:
+    model, federation = in_double(make_model(batch_norm=True)), make_federation(sizes=sizes)
+    looped, stacked = (run(FedAvg(), model, federation, executor=how)[0] for how in EXECUTORS)
+    assert_same_outcome(stacked, looped, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted({*EVERY_METHOD} - IN_CLIENT_ORDER))
+def test_permuting_the_clients_permutes_the_result(name: str, normed: Model, federation: Federation) -> None:
+    method, order = Method.registry[name](), [2, 0, 1]
+    straight, _ = run(method, normed, federation, rounds=2, training=SMOOTH)
+    permuted, _ = run(
+        method, normed, federation.select([federation.names[m] for m in order]), rounds=2, training=SMOOTH
+    )
+    tolerance = {"rtol": 0, "atol": 0} if name == "local" else {"rtol": 1e-4, "atol": 1e-5}
+    assert_same_model(permuted.trained, rows(straight.trained, order), **tolerance)
+    assert_same_model(permuted.received, rows(straight.received, order), **tolerance)
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_the_order_in_which_clients_are_processed_does_not_matter(
+    name: str, dropout: float, make_model: Callable[..., Model], federation: Federation
+) -> None:
+    method, model, order = Method.registry[name](), make_model(dropout=dropout, layer_norm=True), [2, 0, 1]
+    data = [ClientData.place(client, 4, CPU) for client in federation.clients]
+    recipe, executor = Recipe(method, model, TRAINING, rounds=2, seed=0), Looped(data)
+    starts = stack([method.setup(model.init(0), model)] * 3)
+
+    def once(clients: list[int]) -> tuple[Params, Params]:
+        (trained,) = executor.train(
+            [Turn(recipe, tuple(clients), rows(starts, clients), Download(), 1)], evaluate=False
+        )
+        back = [clients.index(m) for m in range(3)]
+        server = Server(method, torch.tensor([12, 20, 7]), starts)
+        server.receive(clients, trained.uploads, 1)
+        turn = Turn(recipe, tuple(clients), trained.params, server.combine(1), 1)
+        (received,) = executor.personalise([turn], evaluate=False)
+        return rows(trained.params, back), rows(received.params, back)
+
+    for straight, shuffled in zip(once([0, 1, 2]), once(order), strict=True):
+        assert_same_model(shuffled, straight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+def test_a_run_leaves_the_global_generator_alone(
+    executor: str, make_model: Callable[..., Model], federation: Federation
+) -> None:
+    before = torch.get_rng_state()
+    run(FedC2I(), make_model(dropout=0.5), federation, rounds=2, executor=executor, clients_per_round=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_auto_is_looped_on_a_cpu(model: Model, federation: Federation) -> None:
+    auto, looped = (run(FedAvg(), model, federation, rounds=2, executor=how)[0] for how in ("auto", "looped"))
+    assert_same_outcome(auto, looped)
+
+
+# Partial participation.
+
+
+@dataclass(frozen=True)
+class Watched(FedC2I):
+    """FedC²I that remembers what `combine` was given."""
+
+    seen: list[Uploads] = field(default_factory=list)
+
+    def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
+        self.seen.append(uploads)
+        return super().combine(uploads, state)
+
+
+@dataclass(frozen=True)
+class WatchedMean(FedAvg):
+    seen: list[Uploads] = field(default_factory=list)
+
+    def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
+        self.seen.append(uploads)
+        return super().combine(uploads, state)
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+@pytest.mark.parametrize("shares", [False, True], ids=["local", "fedavg"])
+def test_partial_rounds_replayed_by_hand(
+    shares: bool, executor: str, model: Model, make_federation: Callable[..., Federation]
+) -> None:
+    """Only those who take part train, each from its own model (Local) or from the last mean (FedAvg)."""
+    federation, method = make_federation(sizes=SIZES), FedAvg() if shares else Local()
+    settings = {"clients_per_round": 2, "init": "independent", "executor": executor}
+    outcome, reports = run(method, model, federation, rounds=4, seed=1, **settings)
+    recipe = Recipe(method, model, TRAINING, rounds=4, seed=1)
+    clients = [LocalClient(recipe, ClientData.place(client, 4, CPU)) for client in federation.clients]
+    own = [model.init(1, name, "init") for name in federation.names]
+    mean: Params = {}
+    for report in reports:
+        chosen = [federation.names.index(name) for name in report.participants]
+        for m in chosen:
+            own[m] = clients[m].train(mean if shares and mean else own[m], {}, -1, report.round)
+        mean = {name: sum(own[m][name] for m in chosen) / 2 for name in own[0]}
+    assert reports[0].participants != ("a", "b")  # else a mix-up of numbers would not show
+    assert_same_model(outcome.trained, stack(own), rtol=1e-3, atol=1e-5)
+    assert_same_model(outcome.received, stack([mean] * 5) if shares else stack(own), rtol=1e-3, atol=1e-5)
+
+
+def test_the_server_keeps_the_latest_upload_of_everyone_and_its_age(
+    model: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation, method = make_federation(sizes=SIZES), Watched()
+    _, reports = run(method, model, federation, rounds=6, clients_per_round=2)
+    last_sent: dict[int, int] = {}
+    latest: dict[int, Tensor] = {}
+    for report, uploads in zip(reports, method.seen, strict=True):
+        assert len(report.participants) == 2
+        for name in report.participants:
+            last_sent[federation.names.index(name)] = report.round
+        assert uploads.clients == tuple(sorted(last_sent))
+        assert uploads.ages.tolist() == [report.round - last_sent[m] for m in uploads.clients]
+        assert uploads.samples.tolist() == [SIZES[m] for m in uploads.clients]
+        for place, m in enumerate(uploads.clients):
+            now = uploads.tensors["head.weight"][place]
+            assert (m not in latest or not torch.equal(now, latest[m])) == (last_sent[m] == report.round)
+            latest[m] = now
+    assert max(method.seen[-1].ages.tolist()) > 0
+    assert len({report.participants for report in reports}) > 2  # drawn anew every round
+
+
+def test_a_mean_is_of_this_round_s_uploads_only(model: Model, make_federation: Callable[..., Federation]) -> None:
+    federation, method = make_federation(sizes=SIZES), WatchedMean()
+    _, reports = run(method, model, federation, rounds=4, clients_per_round=2)
+    for report, uploads in zip(reports, method.seen, strict=True):
+        assert tuple(federation.names[m] for m in uploads.clients) == report.participants
+        assert uploads.ages.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+def test_newcomers_start_from_the_mean_and_idle_clients_keep_their_model(
+    executor: str, model: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation, method = make_federation(sizes=SIZES), Watched()
+    outcome, reports = run(method, model, federation, rounds=1, clients_per_round=2, executor=executor)
+    known = [federation.names.index(name) for name in reports[0].participants]
+    for m in range(5):
+        if m in known:
+            assert not torch.equal(outcome.trained["head.weight"][m], model.init(0, "init")["head.weight"])
+        else:
+            assert_same_model(row(outcome.trained, m), model.init(0, "init"), rtol=0, atol=0)
+            mean = {name: tensor[known].mean(0) for name, tensor in outcome.trained.items()}
+            assert_same_model(row(outcome.received, m), mean, rtol=1e-5, atol=1e-7)
+
+
+def test_influence_of_partial_rounds_is_nan_where_nothing_was_measured(
+    model: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation = make_federation(sizes=SIZES)
+    _, reports = run(FedC2I(), model, federation, rounds=4, clients_per_round=2, evaluate_every=4)
+    sent: set[int] = set()
+    for report, following in zip(reports, [*reports[1:], None], strict=True):
+        sent |= {federation.names.index(name) for name in report.participants}
+        names = federation.names if following is None else following.participants  # everyone when it is evaluated
+        measured = np.zeros((5, 5), dtype=bool)
+        measured[np.ix_([federation.names.index(name) for name in names], sorted(sent))] = True
+        for kind, shape in (("influence_vector", (5, 5)), ("influence_matrix", (5, 5, 4)), ("left_out", (5, 5))):
+            values = report.influence[kind]
+            assert values.shape == shape
+            assert (np.isnan(values).reshape(5, 5, -1).any(2) == ~measured).all()
+            assert (np.isnan(values).reshape(5, 5, -1).all(2) == ~measured).all()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "clients", "want"),
+    [
+        *[("100%", 7, 7), ("20%", 10, 2), ("20%", 5, 1), ("1%", 5, 1), ("50%", 6, 3), ("33.4%", 3, 1), ("99%", 5, 5)],
+        *[(1, 5, 1), (5, 5, 5), ("3", 5, 3)],
+    ],
+)
+def test_clients_per_round(wanted: Any, clients: int, want: int) -> None:
+    assert Settings(clients_per_round=wanted).participants(clients) == want
+
+
+@pytest.mark.parametrize("wanted", [0, -1, 6, "0%", "101%", "-5%", "half", "", "%", "2.5", "nan%", "inf%", None])
+def test_clients_per_round_refusals(wanted: Any) -> None:
+    with pytest.raises(UserError, match=r"clients_per_round must be 1\.\.5 or a share such as 20%, got"):
+        Settings(clients_per_round=wanted).participants(5)
+
+
+# Rounds, evaluation, early stopping.
+
+
+@pytest.mark.parametrize(("every", "evaluated"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (5, [5]), (100, [5]), (0, [5])])
+def test_evaluate_every(every: int, evaluated: list[int], model: Model, federation: Federation) -> None:
+    outcome, reports = run(FedC2I(), model, federation, rounds=5, evaluate_every=every)
+    assert [report.round for report in reports] == [1, 2, 3, 4, 5]
+    assert [report.round for report in reports if report.metrics] == evaluated
+    for report in reports:
+        if report.metrics:
+            assert report.metrics.keys() == {"trained", "received"}
+            assert all(metrics.keys() == {"accuracy", "loss"} for metrics in report.metrics["trained"])
+    assert outcome.last is reports[-1]
+    assert_same_outcome(outcome, run(FedC2I(), model, federation, rounds=5)[0])  # looking changes nothing
+
+
+def test_both_points_are_measured_on_the_own_test_data(model: Model, federation: Federation) -> None:
+    outcome, reports = run(FedAvg(), model, federation, rounds=2)
+    for point in ("trained", "received"):
+        for m, client in enumerate(federation.clients):
+            params = row(getattr(outcome, point), m)
+            logits = model.head(params, model.features(params, client.test.x))
+            metrics = reports[-1].metrics[point][m]
+            right = int((logits.argmax(1) == client.test.y).sum())
+            assert metrics["accuracy"] == pytest.approx(100 * right / len(client.test))
+            assert metrics["loss"] == pytest.approx(
+                float(torch.nn.functional.cross_entropy(logits, client.test.y)), rel=1e-5
+            )
+    values = [metrics["accuracy"] for metrics in reports[-1].metrics["trained"]]
+    assert reports[-1].mean("trained") == pytest.approx(sum(values) / 3)
+
+
+@dataclass(frozen=True)
+class Scripted(FedAvg):
+    """Predicts rightly on validation data in some rounds only, and ever better on test data."""
+
+    good: tuple[int, ...] = ()
+
+    def predict(self, params: Params, x: Tensor, site: Site) -> Tensor:
+        logits = torch.zeros(len(x), 4)
+        logits[:, 0 if site.round in self.good else 3] = 1.0
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("good", "every", "stops"),
+    [((), 1, 3), ((2,), 1, 4), ((1, 2, 3), 1, 3), ((4,), 1, 3), ((), 2, 6), ((), 3, 8)],
+    ids=["never-better", "better-once", "as-good-is-not-better", "too-late", "every-second", "end-comes-first"],
+)
+def test_patience_counts_evaluations_without_a_better_validation_accuracy(
+    good: tuple[int, ...], every: int, stops: int, model: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation = make_federation(validation=1)  # one sample, of class 0
+    _, reports = run(Scripted(good=good), model, federation, rounds=8, patience=2, evaluate_every=every)
+    assert reports[-1].round == stops
+
+
+def test_patience_needs_validation_data(model: Model, federation: Federation) -> None:
+    with pytest.raises(UserError, match="patience=2: no client of 'toy' has validation data"):
+        run(FedAvg(), model, federation, patience=2)
+
+
+def test_influence_on_validation_data_needs_it(model: Model, make_federation: Callable[..., Federation]) -> None:
+    method = FedC2I(influence_split="validation")
+    with pytest.raises(UserError, match="influence_split=validation: client 'a' has no validation data"):
+        run(method, model, make_federation())
+    run(method, model, make_federation(validation=3), rounds=1)
+
+
+def test_independent_init(model: Model, federation: Federation) -> None:
+    training = Training(lr=1e-30)  # nothing moves
+    common, _ = run(Local(), model, federation, rounds=1, training=training)
+    independent, _ = run(Local(), model, federation, rounds=1, training=training, init="independent")
+    for m, name in enumerate(federation.names):
+        assert_same_model(row(common.trained, m), model.init(0, "init"), rtol=0, atol=0)
+        assert_same_model(row(independent.trained, m), model.init(0, name, "init"), rtol=0, atol=0)
+    weights = independent.trained["head.weight"]
+    assert not torch.equal(weights[0], weights[1])
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_one_client_alone_is_local_training(
+    name: str, executor: str, normed: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation, method = make_federation(sizes=(12,)), Method.registry[name]()
+    outcome, _ = run(method, normed, federation, executor=executor)
+    assert all(torch.isfinite(tensor).all() for tensor in outcome.received.values())
+    if name in ("fedavg", "fedc2i"):  # the mean of one model is that model
+        assert_same_outcome(outcome, run(Local(), normed, federation, executor=executor)[0])
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_two_clients(name: str, normed: Model, make_federation: Callable[..., Federation]) -> None:
+    outcome, _ = run(Method.registry[name](), normed, make_federation(sizes=(12, 5)), rounds=2)
+    assert all(torch.isfinite(tensor).all() for tensor in outcome.received.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rounds": 0}, "rounds must be a finite number of at least 1, got 0"),
+        ({"evaluate_every": -1}, "evaluate_every .* at least 0"),
+        ({"evaluate_every": 0, "patience": 1}, "patience=1 needs evaluations: evaluate_every must be at least 1"),
+        ({"patience": -1}, "patience .* at least 0"),
+        ({"threads": 0}, "threads .* at least 1"),
+        ({"init": "random"}, r"init must be common \| independent, got 'random'"),
+        ({"executor": "gpu"}, r"executor must be auto \| looped \| workers \| stacked, got 'gpu'"),
+    ],
+)
+def test_settings_refusals(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Settings(**settings)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_anything_runs(model: Model, federation: Federation) -> None:
+    with pytest.raises(UserError, match="has 4 outputs, but the data has 5 classes"):
+        run(FedAvg(), model, replace(federation, classes=tuple("vwxyz")))
+
+
+# A client that diverges.
+
+
+def poisoned(base: type[Method], samples: set[int], first: int = 1) -> Method:
+    """The method, with uploads of the clients of these sizes turned to nan from round ``first`` on."""
+
+    @dataclass(frozen=True)
+    class Poisoned(base):  # type: ignore[misc, valid-type]
+        def upload(self, params: Params, data: Batch, site: Site) -> Params:
+            hit = sum((site.counts.sum() == size for size in samples), torch.tensor(False))
+            factor = torch.where(hit.bool() & torch.tensor(site.round >= first), torch.nan, 1.0)
+            return {name: tensor * factor for name, tensor in super().upload(params, data, site).items()}
+
+    return Poisoned()
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+@pytest.mark.parametrize("base", [FedAvg, FedC2I])
+def test_a_client_that_diverges_is_refused_and_the_others_go_on(
+    base: type[Method], executor: str, model: Model, federation: Federation
+) -> None:
+    outcome, reports = run(poisoned(base, {20}), model, federation, executor=executor)
+    assert [report.refused for report in reports] == [("b",)] * 3
+    assert all(torch.isfinite(tensor).all() for tensor in outcome.received.values())
+    without, _ = run(base(), model, federation.select(["a", "c"]), executor=executor)
+    assert_same_model(rows(outcome.trained, [0, 2]), without.trained, rtol=1e-4, atol=1e-6)
+    if base is FedC2I:
+        vector = reports[-1].influence["influence_vector"]
+        assert np.isnan(vector[:, 1]).all()  # never received
+        np.testing.assert_allclose(vector[0, [0, 2]].sum(), 1, rtol=1e-5)
+
+
+def test_the_earlier_upload_of_a_client_that_diverges_later_stays(model: Model, federation: Federation) -> None:
+    _, healthy = run(FedC2I(), model, federation, rounds=1)
+    _, reports = run(poisoned(FedC2I, {20}, first=2), model, federation, rounds=2)
+    assert [report.refused for report in reports] == [(), ("b",)]
+    np.testing.assert_array_equal(reports[0].influence["influence_vector"], healthy[0].influence["influence_vector"])
+    assert np.isfinite(reports[1].influence["influence_vector"]).all()
+
+
+def test_training_that_really_diverges_does_not_reach_the_others(
+    make_model: Callable[..., Model], federation: Federation
+) -> None:
+    model = make_model()
+
+    @dataclass(frozen=True)
+    class Explosive(FedAvg):
+        def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
+            return super().loss(params, batch, site) * torch.where(site.counts.sum() == 7, torch.inf, 1.0)
+
+    outcome, reports = run(Explosive(), model, federation, rounds=2)
+    assert [report.refused for report in reports] == [("c",), ("c",)]
+    assert not torch.isfinite(outcome.trained["head.weight"][2]).all()
+    assert torch.isfinite(outcome.trained["head.weight"][:2]).all()
+    assert torch.isfinite(outcome.received["head.weight"]).all()  # and it starts again from the mean
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+@pytest.mark.parametrize("base", [FedAvg, FedC2I])
+def test_when_everyone_diverges_at_once_all_keep_their_own(
+    base: type[Method], executor: str, model: Model, federation: Federation
+) -> None:
+    outcome, reports = run(poisoned(base, {12, 20, 7}), model, federation, rounds=2, executor=executor)
+    assert reports[0].refused == ("a", "b", "c")
+    assert_same_model(outcome.received, outcome.trained, rtol=0, atol=0)
+    assert reports[0].influence == {}
+    later, _ = run(poisoned(base, {12, 20, 7}, first=2), model, federation, rounds=2, executor=executor)
+    once, _ = run(base(), model, federation, rounds=1, executor=executor)
+    if base is FedAvg:  # the download of round 1 is still the last one
+        assert_same_model(later.received, once.received, rtol=0, atol=0)
+
+
+# What a round reports.
+
+
+def test_influence_belongs_to_the_clients_it_is_labelled_with(model: Model, federation: Federation) -> None:
+    """Row m is what client m measured of every client: the report of one round, measured again by hand."""
+    outcome, reports = run(FedC2I(influence_samples="all"), model, federation, rounds=1)
+    for m, client in enumerate(federation.clients):
+        data = ClientData.place(client, 4, CPU)
+        site = Site(model, data.counts, torch.tensor(m), relay(outcome.trained))
+        _, report = FedC2I().personalise(row(outcome.trained, m), data.train, site)
+        for kind in ("influence_vector", "influence_matrix", "client_losses", "class_losses"):
+            np.testing.assert_allclose(reports[0].influence[kind][m], report[kind].numpy(), rtol=1e-4)
+    assert (reports[0].influence["left_out"] == 0).all()
+
+
+@pytest.mark.parametrize("kind", [{}, {"bias": False}, {"batch_norm": True}], ids=["plain", "no-bias", "batchnorm"])
+def test_traffic(kind: dict[str, bool], federation: Federation, make_model: Callable[..., Model]) -> None:
+    model = make_model(**kind)
+    one = 4 * sum(tensor.numel() for tensor in model.init(0).values() if tensor.is_floating_point())
+    _, (mean,) = run(FedAvg(), model, federation, rounds=1)
+    assert (mean.bytes_up, mean.bytes_down) == (one, one)
+    _, (relayed,) = run(FedC2I(), model, federation, rounds=1)
+    assert (relayed.bytes_up, relayed.bytes_down) == (one, 3 * (one + 1))  # a flag for each: the model is sound
+    _, (counted,) = run(FedC2I(untrained_rows="exclude"), model, federation, rounds=1)
+    assert (counted.bytes_up, counted.bytes_down) == (one + 4 * 8, 3 * (one + 4 * 8 + 1))
+    _, (partial,) = run(FedC2I(), model, federation, rounds=1, clients_per_round=2)
+    assert partial.bytes_down == 2 * (one + 1)
+    assert size_in_bytes(model.init(0)) == one + (8 if kind.get("batch_norm") else 0)
+
+
+def test_round_reports_name_the_seed_the_round_and_who_took_part(model: Model, federation: Federation) -> None:
+    _, reports = run(FedAvg(), model, federation, rounds=2, seed=7)
+    assert [(report.seed, report.round) for report in reports] == [(7, 1), (7, 2)]
+    assert all(report.participants == ("a", "b", "c") for report in reports)
+    assert all(report.seconds > 0 for report in reports)
+
+
+# Personal rows of a download.
+
+
+def test_a_download_gives_each_client_its_row_and_a_newcomer_the_mean() -> None:
+    download = Download({"s": torch.tensor(1.0)}, {"p": torch.tensor([[1.0], [5.0]])}, clients=(0, 2))
+    assert [download.to(m)["p"].item() for m in (0, 1, 2)] == [1.0, 3.0, 5.0]
+    assert all(download.to(m)["s"] == 1 for m in (0, 1, 2))
+
+
+@dataclass(frozen=True)
+class Mirror(Method):
+    """Sends every client twice its own model: personal rows through both executors."""
+
+    def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
+        personal = {name: 2 * tensor for name, tensor in uploads.tensors.items()}
+        calls = {"calls": state.get("calls", torch.tensor(0)) + 1}
+        return Download(personal=personal, clients=uploads.clients), calls
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+def test_personal_rows_reach_their_clients(executor: str, model: Model, federation: Federation) -> None:
+    outcome, _ = run(Mirror(), model, federation, rounds=1, executor=executor)
+    assert_same_model(outcome.received, {name: 2 * tensor for name, tensor in outcome.trained.items()}, 0, 0)
+
+
+@dataclass(frozen=True)
+class TwoWays(FedAvg):
+    """Predicts in a second way, and uploads how far it went from its start."""
+
+    def other_predictions(self, params: Params, x: Tensor, site: Site) -> Mapping[str, Tensor]:
+        return {"upside": -site.logits(params, x)}
+
+    def upload(self, params: Params, data: Batch, site: Site) -> Params:
+        return {name: params[name] - site.start[name] for name in params}
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+def test_a_second_prediction_and_the_start_reach_the_method(
+    executor: str, model: Model, make_federation: Callable[..., Federation]
+) -> None:
+    federation = make_federation(validation=4)
+    outcome, (report,) = run(TwoWays(), model, federation, rounds=1, executor=executor)
+    metrics = report.metrics["trained"][0]
+    ways = {"accuracy", "loss", "accuracy/upside", "loss/upside"}
+    assert metrics.keys() == ways | {f"validation_{metric}" for metric in ways}
+    assert metrics["loss/upside"] > metrics["loss"]
+    start = model.init(0, "init")["hidden.weight"]
+    mean_step = outcome.trained["hidden.weight"].mean(0) - start
+    torch.testing.assert_close(outcome.received["hidden.weight"][0], mean_step, rtol=1e-4, atol=1e-6)
+
+
+def test_a_run_leaves_the_number_of_threads_alone(model: Model, federation: Federation) -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+    settings = Settings(1, training=TRAINING, threads=before + 1)
+    federate(FedAvg(), model, federation, settings, [0], on_round=lambda _: seen.append(torch.get_num_threads()))
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+def test_progress_is_reported_client_by_client(model: Model, federation: Federation) -> None:
+    seen: list[tuple[int, int]] = []
+    settings = Settings(1, training=TRAINING, executor="looped")
+    federate(FedAvg(), model, federation, settings, [0], on_client=lambda done, of: seen.append((done, of)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_the_server_s_state_opens_with_the_mean_of_the_first_models_and_is_carried_on() -> None:
+    @dataclass(frozen=True)
+    class Remembers(Mirror):
+        def opening(self, params: Params) -> Params:
+            return {"calls": 10 * params["w"].sum()}
+
+    first = {"w": torch.tensor([[1.0], [3.0]]), "counter": torch.tensor([1, 2])}
+    assert Server(Remembers(), torch.tensor([1, 9]), first).state == {"calls": 20.0}
+    server = Server(Mirror(), torch.tensor([1, 1]), first)
+    for number in (1, 2, 3):
+        server.receive([0, 1], {"w": torch.ones(2, 1)}, number)
+        server.combine(number)
+    assert server.state["calls"] == 3
+
+
+def test_a_scalar_upload_is_accepted() -> None:
+    server = Server(FedAvg(), torch.tensor([1, 1]), {"temperature": torch.ones(2)})
+    assert server.receive([0, 1], {"temperature": torch.tensor([1.0, torch.nan])}, 1) == [1]
+    assert server.combine(1).shared["temperature"] == 1.0
+
+
+def test_stacked_serves_some_clients_as_it_serves_all(model: Model, federation: Federation) -> None:
+    data = [ClientData.place(client, 4, CPU) for client in federation.clients]
+    recipe = Recipe(Local(), model, TRAINING, rounds=1, seed=0)
+    starts = stack([model.init(0, n) for n in range(3)])
+    turns = [Turn(recipe, (0, 1, 2), starts, Download(), 1), Turn(recipe, (2, 0), rows(starts, [2, 0]), Download(), 1)]
+    together, some = StackedExecutor(data).train(turns, evaluate=False)
+    assert_same_model(some.params, rows(together.params, [2, 0]), rtol=1e-4, atol=1e-6)

@@ -1,0 +1,250 @@
+"""What coordinator and site say to each other: it arrives as it was meant, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("flwr.app")
+from fakes import identity, sent  # noqa: F401
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedc2i.core.errors import UserError
+from fedc2i.flower import wire
+from fedc2i.flower.messages import MOST_REASON, Answer, Introduction, Task, failure, refuse_failure
+
+TASK = Task("run-seed3", 4, 3, -1, True, False, True, False, '{"λ": 1}')
+WHO = Introduction("Süd 1", {"train": 5, "validation": 0, "test": 2}, ("no", "yes"), (3, 28, 30))
+ANSWER = Answer(
+    {"w": torch.tensor([1.5, -0.0]), "n": torch.tensor(3)},
+    {"influence_vector": torch.tensor([0.25, 0.75])},
+    {"received": {"accuracy": 50.0, "loss": 0.1}, "trained": {"validation_loss/top-5": float("inf")}},
+)
+
+
+def arrived(content: RecordDict) -> RecordDict:
+    return sent(Message(content, 1, "train")).content
+
+
+def refusal(kind: Any, content: RecordDict) -> str:
+    """What is said of such a content; empty if it is taken."""
+    try:
+        kind.from_record(content)
+    except UserError as error:
+        assert str(error)  # noqa: PT017
+        return str(error)
+    return ""
+
+
+# There and back.
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_a_task_arrives_with_what_all_and_one_receive(train: bool) -> None:
+    shared, personal = {"w": torch.arange(3.0)}, {"own": torch.tensor([7])}
+    task = replace(TASK, train=train, half=not train)
+    got, received = Task.from_record(arrived(task.to_record(wire.pack(shared), wire.pack(personal))))
+    assert got == task
+    assert [type(value) for value in asdict(got).values()] == [type(value) for value in asdict(task).values()]
+    assert {name: own.tolist() for name, own in received.items()} == {"w": [0, 1, 2], "own": [7]}
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_an_answer_arrives_and_says_how_much_travelled(half: bool) -> None:
+    record = ANSWER.to_record(half)
+    got = Answer.from_record(arrived(record))
+    assert torch.equal(got.upload["w"], ANSWER.upload["w"])
+    assert got.upload["n"] == 3
+    assert torch.equal(got.report["influence_vector"], ANSWER.report["influence_vector"])
+    assert got.metrics == ANSWER.metrics
+    assert got.bytes == sum(len(array.data) for part in ("upload", "report") for array in record[part].values())
+
+
+@pytest.mark.parametrize("score", [float("nan"), -0.1, 100.1, float("inf")])
+def test_an_accuracy_that_is_none_is_refused(score: float) -> None:
+    with pytest.raises(UserError, match=r"'accuracy' = .* is no metric"):
+        Answer.from_record(Answer(metrics={"trained": {"accuracy": score}}).to_record(half=False))
+
+
+@pytest.mark.parametrize("name", ["", "Evil", "a b", "x" * 41, "a/b", "\ud800", "nul\0"])
+def test_diagnostics_of_odd_names_are_refused(name: str) -> None:
+    with pytest.raises(UserError):
+        Answer.from_record(Answer(report={name: torch.ones(2)}).to_record(half=False))
+
+
+def test_diagnostics_are_never_rounded() -> None:
+    third = torch.tensor([1 / 3])
+    got = Answer.from_record(Answer({"w": third}, {"vector": third}).to_record(half=True))
+    assert got.report["vector"] == third != got.upload["w"]
+
+
+def test_an_answer_may_be_empty() -> None:
+    got = Answer.from_record(arrived(Answer().to_record(half=False)))
+    assert (got.upload, got.report, got.metrics) == ({}, {}, {})
+
+
+def test_an_introduction_arrives() -> None:
+    assert Introduction.from_record(arrived(WHO.to_record())) == WHO
+
+
+# A site that failed.
+
+
+def test_a_failure_reaches_the_coordinator_as_one_short_line() -> None:
+    content = arrived(failure("no\n such\tfile \x1b[2J" + " and so on" * 500))
+    for kind in (Answer, Introduction):
+        said = refusal(kind, content)
+        assert said.startswith("no such file [2J and so on")
+        assert said.isprintable()
+        assert len(said) == MOST_REASON
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"reason": "two\nlines\x07" + "!" * 9999}, "two lines " + "!" * (MOST_REASON - 10)),
+        ({}, "no reason given"),
+        ({"reason": 3}, "3"),
+        ({"reason": "\n"}, "no reason given"),
+    ],
+    ids=str,
+)
+def test_a_failure_that_was_not_written_by_us_is_shortened_on_arrival(content: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        refuse_failure(RecordDict({"failure": ConfigRecord(content)}))
+    assert str(refused.value) == said
+
+
+def test_a_record_of_another_kind_under_that_name_is_a_failure_too() -> None:
+    assert refusal(Answer, RecordDict({"failure": wire.pack({"w": torch.zeros(1)})})) == "no reason given"
+
+
+# Garbage.
+
+VALUES = (
+    st.booleans()
+    | st.integers(-(2**62), 2**62)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5)
+    | st.lists(st.integers(-3, 3), max_size=2)
+)
+PACKED = wire.pack({"w": torch.zeros(2)})
+
+
+@settings(max_examples=60)
+@given(st.sampled_from([part.name for part in fields(Task)]), VALUES)
+def test_a_task_with_a_value_of_another_type_is_refused(name: str, value: Any) -> None:
+    record = TASK.to_record(PACKED, PACKED)
+    right = type(getattr(TASK, name))
+    record["task"][name] = value
+    said = refusal(Task, record)
+    assert said.isprintable()
+    assert (said == "") == (type(value) is right)
+
+
+@settings(max_examples=40)
+@given(st.dictionaries(st.sampled_from([*(part.name for part in fields(Task)), "x\n"]), VALUES, max_size=4))
+def test_a_task_that_lacks_something_is_refused(values: dict[str, Any]) -> None:
+    said = refusal(Task, RecordDict({"task": ConfigRecord(values), "shared": PACKED, "personal": PACKED}))
+    assert said.startswith("not a task of this version of fedc2i (")
+    assert said.isprintable()
+
+
+WHOLE = {Task: TASK.to_record(PACKED, PACKED), Answer: ANSWER.to_record(False), Introduction: WHO.to_record()}
+OTHERS = {"config": ConfigRecord({"a": 1}), "metrics": MetricRecord({"b": 2.0}), "arrays": PACKED, "missing": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "how"),
+    [
+        (kind, part, how)
+        for kind, content in WHOLE.items()
+        for part in content
+        for how in OTHERS
+        if how != "arrays" or part in ("task", "metrics", "introduction")
+    ],
+)
+def test_a_content_with_a_part_missing_or_of_another_kind_is_refused(kind: Any, part: str, how: str) -> None:
+    content = RecordDict({**WHOLE[kind], part: OTHERS[how] or PACKED})
+    if how == "missing":
+        del content[part]
+    said = refusal(kind, content)
+    assert said.startswith(("not a task", "its answer is none", "its introduction is none", "not a record of tensors"))
+    assert said.isprintable()
+    assert refusal(kind, WHOLE[kind]) == ""
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"accuracy": 1.0},
+        {"received.accuracy": [1.0, 2.0]},
+        {"elsewhere.accuracy": 1.0},
+        {"received.": 1.0},
+        {"received.speed": 1.0},
+        {"received.accuracy\n": 1.0},
+        {"received.\x1b[2Jline\nbreak": 1.0},
+        {"received.accuracy/" + "x" * 41: 1.0},
+        {"received.accuracy/../../x": 1.0},
+        {"received." + "x" * 10**5: 1.0},
+        {"received.loss": 10**400},
+    ],
+    ids=lambda own: str(own)[:30],
+)
+def test_other_metrics_than_ours_are_refused(metrics: dict[str, Any]) -> None:
+    content = ANSWER.to_record(False)
+    content["metrics"] = MetricRecord(metrics)
+    said = refusal(Answer, content)
+    assert said.startswith("its answer is none (")
+    assert said.isprintable()
+    assert len(said) < 300
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.text(max_size=12), VALUES, max_size=3))
+def test_an_introduction_of_other_values_is_refused(values: dict[str, Any]) -> None:
+    said = refusal(Introduction, RecordDict({"introduction": ConfigRecord(values)}))
+    assert said.startswith("its introduction is none (")
+    assert said.isprintable()
+
+
+WRONG: dict[str, Any] = {
+    "name": ["", "x" * 101, "two\nlines", "\x1b[2J", 3, None, ["a"]],
+    "samples": [
+        None,
+        {},
+        {"train": 3},
+        *({"train": 3, "validation": 0, "test": 1, **own} for own in ({"train": 0}, {"train": -1}, {"train": 2**41})),
+        {"train": 3, "validation": -1, "test": 1},
+        {"train": 3.5, "validation": 0, "test": 1},
+        {"train": "3", "validation": 0, "test": 1},
+        {"train": float("inf"), "validation": 0, "test": 1},
+        {"train": float("nan"), "validation": 0, "test": 1},
+        {"train": True, "validation": 0, "test": 1},
+    ],
+    "classes": [None, [], [1, 2], ["a", "a"], ["a", ""], ["a\nb"], [["a"]], [str(n) for n in range(2**16 + 1)], 5],
+    "image": [None, [], [3, 28], [3, 28, 28, 1], [1, 28, 28], [3, 0, 28], [3, -1, 28], [3, 10**9, 10**9], "abc", 3],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, own in WRONG.items() for value in own])
+def test_an_introduction_that_cannot_be_worked_with_is_refused(name: str, value: Any) -> None:
+    text = json.dumps({**asdict(WHO), name: value})
+    said = refusal(Introduction, RecordDict({"introduction": ConfigRecord({"json": text})}))
+    assert said.startswith("its introduction is none (")
+    assert said.isprintable()
+    assert len(said) < 300
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "null", "[" * 10**5, '{"name": ' * 10**4, "{", "\x00"])
+def test_an_introduction_that_is_no_table_is_refused(text: str) -> None:
+    said = refusal(Introduction, RecordDict({"introduction": ConfigRecord({"json": text})}))
+    assert said.startswith("its introduction is none (")
+    assert said.isprintable()

@@ -1,0 +1,545 @@
+"""γ as an object: what each comes to, how it is written, and runs with it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.func import vmap
+from torch.testing import assert_close
+
+import fedc2i
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import convert, describe
+from fedc2i.core.params import Params, relay, stack
+from fedc2i.data.federation import Federation
+from fedc2i.methods.base import Site
+from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.math.gamma import LARGEST, Clock, Gamma, Perplexity, Ramp, Scaled, perplexity, ramp, scaled
+from fedc2i.methods.math.influence import influence
+from fedc2i.models.model import Model, split
+from fedc2i.runs.plan import prepare
+from fedc2i.runs.settings import make, read_toml
+from fedc2i.training.local import Batch
+from helpers import QUICK, call, write_arrays
+from oracles.fedc2i import Problem, by_powers
+
+EACH = ("ramp(4)", "scaled(7)", "perplexity(2)", "perplexity(40%)")
+ALLOWED = re.escape(
+    "number | ramp(number from 0) | scaled(number from 0) | perplexity(number from 1 or share up to 100%, such as 40%)"
+)
+INF, NAN = float("inf"), float("nan")
+
+
+def at(round: int, rounds: int) -> Clock:
+    return SimpleNamespace(round=round, rounds=rounds)
+
+
+class NoClock:
+    """Reading the round makes recordings of a step useless for the next round; only a ramp may."""
+
+    @property
+    def round(self) -> int:
+        raise AssertionError("the round was read")
+
+    rounds = round
+
+
+def everyone(losses: Tensor) -> Tensor:
+    return torch.ones(losses.shape[0], dtype=torch.bool)
+
+
+def effective(weights: Tensor) -> Tensor:
+    """exp(entropy), the obvious way."""
+    return (-torch.special.xlogy(weights.double(), weights.double()).sum(0)).exp()
+
+
+# Ramp.
+
+
+@pytest.mark.parametrize(
+    ("round", "rounds", "want"), [(1, 5, 0.0), (2, 5, 2.5), (3, 5, 5.0), (5, 5, 10.0), (1, 1, 10.0), (1, 2, 0.0)]
+)
+def test_ramp_by_hand(round: int, rounds: int, want: float) -> None:
+    losses = torch.tensor([0.5, 1.0, 2.0])
+    weights, used = ramp(10).weights(losses, everyone(losses), at(round, rounds))
+    assert used.tolist() == want
+    assert torch.equal(weights, influence(losses, want, everyone(losses)))
+
+
+@given(value=st.floats(0, 1e6), rounds=st.integers(1, 1000))
+def test_the_last_round_of_a_ramp_has_the_very_value(value: float, rounds: int) -> None:
+    assert ramp(value).value(torch.ones(2), torch.ones(2) > 0, at(rounds, rounds)) == value
+
+
+# Scaled.
+
+
+@pytest.mark.parametrize(("models", "want"), [(1, 0.0), (2, 1.25), (5, 5.0), (9, 10.0), (50, 61.25)])
+def test_scaled_by_hand(models: int, want: float) -> None:
+    losses = torch.rand(models, generator=torch.Generator().manual_seed(0))
+    weights, used = scaled().weights(losses, everyone(losses), NoClock())
+    assert used.tolist() == want
+    assert torch.equal(weights, influence(losses, want, everyone(losses)))
+
+
+def test_scaled_counts_valid_models_or_rows() -> None:
+    losses = torch.tensor([[1.0, 2.0], [2.0, 1.0], [4.0, NAN]])
+    _, used = scaled(4).weights(losses, torch.tensor([True, True, False]), NoClock())
+    assert used.tolist() == [1.0, 1.0]
+    weights, used = scaled(4).weights(losses, torch.tensor([[True, True], [True, False], [True, False]]), NoClock())
+    assert used.tolist() == [2.0, 0.0]
+    assert_close(weights, torch.tensor([[1 / 21, 1.0], [4 / 21, 0.0], [16 / 21, 0.0]]))
+    _, used = scaled(4).weights(losses, torch.zeros(3, dtype=torch.bool), NoClock())
+    assert used.tolist() == [0.0, 0.0]
+
+
+# Perplexity.
+
+
+def test_perplexity_by_hand() -> None:
+    # Losses 1 and 2 with γ = 2 weigh 1 : 4; exp of that entropy is 5 / 4^(4/5).
+    wanted = perplexity(5 / 4**0.8)
+    losses = torch.tensor([1.0, 2.0])
+    weights, used = wanted.weights(losses, everyone(losses), NoClock())
+    assert_close(weights, torch.tensor([0.2, 0.8]), rtol=1e-5, atol=0)
+    assert float(used) == pytest.approx(2.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("models", [2, 5, 50])
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), share=st.floats(0, 1), spread=st.floats(0.001, 8), centre=st.floats(-12, 5))
+def test_perplexity_is_reached(
+    models: int, dtype: torch.dtype, seed: int, share: float, spread: float, centre: float
+) -> None:
+    wanted = perplexity(1 + share * (models - 1))
+    noise = torch.randn(models, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    losses = (centre + spread * noise).exp().to(dtype).clamp(min=1e-11)
+    best = losses.sort().values[-2:].double()
+    assert torch.isfinite(losses).all()
+    weights, used = wanted.weights(losses, everyone(losses), NoClock())
+    assert weights.dtype == used.dtype == dtype
+    assert float(weights.sum()) == pytest.approx(1, abs=1e-6)
+    assert 0 <= float(used) <= LARGEST * 1.001
+    if best.log().diff() * LARGEST > 20:  # else the two largest are too near to be told apart
+        assert float(effective(weights)) == pytest.approx(wanted.amount, abs=1e-3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    losses=st.lists(st.one_of(st.just(0.0), st.floats(1e-30, 1e30), st.sampled_from([INF, NAN])), min_size=1),
+    amount=st.floats(1, 10),
+    data=st.data(),
+)
+def test_perplexity_of_anything_is_a_distribution_near_enough(
+    losses: list[float], amount: float, data: st.DataObject
+) -> None:
+    values = torch.tensor(losses)
+    valid = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(losses), max_size=len(losses))))
+    not_finite = data.draw(st.sampled_from(["zero", "largest"]))
+    weights, used = perplexity(amount).weights(values, valid, NoClock(), not_finite)
+    part = valid & torch.isfinite(values)
+    assert torch.isfinite(weights).all()
+    assert 0 <= float(used) <= LARGEST * 1.001
+    assert float(weights.sum()) == pytest.approx(1.0 if part.any() else 0.0, abs=1e-5)
+    assert (weights[~valid] == 0).all()
+    if not_finite == "zero":
+        assert (weights[~part] == 0).all()
+    if part.any():  # never more concentrated than asked for
+        assert float(effective(weights)) >= min(amount, int((weights > 0).sum())) - 1e-3
+
+
+@pytest.mark.parametrize("amount", [3, 3.5, 100])
+def test_with_no_more_than_k_models_gamma_is_zero_to_the_bit(amount: float) -> None:
+    losses = torch.tensor([0.1, 7.0, 3.0, 5.0])
+    valid = torch.tensor([True, True, True, False])
+    weights, used = perplexity(amount).weights(losses, valid, NoClock())
+    assert used == 0
+    assert torch.equal(weights, influence(losses, 0, valid))
+
+
+def test_two_models() -> None:
+    losses = torch.tensor([1.0, 1.001])
+    even, none = perplexity(2).weights(losses, everyone(losses), NoClock())
+    assert (even.tolist(), none.tolist()) == ([0.5, 0.5], 0.0)
+    one, much = perplexity(1).weights(losses, everyone(losses), NoClock())
+    assert_close(one, torch.tensor([0.0, 1.0]), atol=1e-4, rtol=0)
+    assert 1e3 < float(much) < LARGEST
+
+
+@pytest.mark.parametrize(
+    ("losses", "want"),
+    [([2.0] * 4, [0.25] * 4), ([1.0, 2.0, 2.0, 2.0], [0, 1 / 3, 1 / 3, 1 / 3]), ([0.0] * 4, [0.25] * 4)],
+)
+def test_equal_losses_stay_equal(losses: list[float], want: list[float]) -> None:
+    weights, used = perplexity(2).weights(torch.tensor(losses), torch.ones(4, dtype=torch.bool), NoClock())
+    assert weights.tolist() == pytest.approx(want)
+    assert float(used) == pytest.approx(LARGEST, rel=1e-3)
+
+
+def test_losses_that_are_not_finite() -> None:
+    losses = torch.tensor([INF, 1.0, 2.0, 3.0])
+    weights, _ = perplexity(2).weights(losses, everyone(losses), NoClock())
+    assert weights[0] == 0
+    assert float(effective(weights)) == pytest.approx(2, abs=1e-3)
+    largest, _ = perplexity(1).weights(losses, everyone(losses), NoClock(), "largest")
+    assert_close(largest, torch.tensor([1.0, 0, 0, 0]), atol=1e-4, rtol=0)
+    none, used = perplexity(2).weights(torch.full((4,), NAN), everyone(losses), NoClock(), "largest")
+    assert (none.tolist(), used.tolist()) == ([0.0] * 4, 0.0)
+
+
+@pytest.mark.parametrize("gamma", [ramp(5), scaled(5)], ids=str)
+def test_a_loss_that_is_not_finite_is_the_largest_if_asked_for(gamma: Gamma) -> None:
+    losses = torch.tensor([INF, 1.0, 2.0, NAN])
+    assert gamma.weights(losses, everyone(losses), at(3, 3), "largest")[0].tolist() == [0.5, 0, 0, 0.5]
+    assert gamma.weights(losses, everyone(losses), at(3, 3))[0][[0, 3]].tolist() == [0, 0]
+
+
+# All of them.
+
+
+@pytest.mark.parametrize("text", EACH)
+def test_columns_are_independent(text: str) -> None:
+    losses = 0.1 + torch.rand(6, 3, generator=torch.Generator().manual_seed(1))
+    valid = torch.tensor([[True, True, True]] * 4 + [[True, False, True], [False, False, True]])
+    weights, used = Gamma.parse(text).weights(losses, valid, at(2, 3))
+    assert (weights.shape, used.shape) == ((6, 3), (3,))
+    assert (weights[~valid] == 0).all()
+    for c in range(3):
+        alone, gamma = Gamma.parse(text).weights(losses[:, c], valid[:, c], at(2, 3))
+        assert_close(weights[:, c], alone)
+        assert_close(used[c], gamma)
+        assert_close(weights[:, c], influence(losses[:, c], float(used[c]), valid[:, c]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 3)], ids=["vector", "matrix"])
+@pytest.mark.parametrize("text", EACH)
+def test_lifted_over_clients(text: str, shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    losses = torch.rand(4, *shape, generator=generator)
+    losses[1, 2] = INF
+    valid = torch.rand(4, *shape, generator=generator) > 0.3
+    valid[3] = False
+
+    def weigh(losses: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        return Gamma.parse(text).weights(losses, valid, at(2, 3))
+
+    weights, used = vmap(weigh)(losses, valid)
+    for m in range(4):
+        alone, gamma = weigh(losses[m], valid[m])
+        assert_close(weights[m], alone)
+        assert_close(used[m], gamma)
+
+
+# How it is written.
+
+
+@pytest.mark.parametrize(
+    ("written", "kind", "want"),
+    [
+        ("ramp(10)", Ramp, "ramp(10)"),
+        (" ramp ( 10.0 ) ", Ramp, "ramp(10)"),
+        ("ramp(1e1)", Ramp, "ramp(10)"),
+        ("ramp(-0.0)", Ramp, "ramp(0)"),
+        ("ramp(0.1234567890123)", Ramp, "ramp(0.1234567890123)"),
+        ("scaled", Scaled, "scaled(5)"),
+        ("scaled(5)", Scaled, "scaled(5)"),
+        ("scaled(2.5)", Scaled, "scaled(2.5)"),
+        ("perplexity(1)", Perplexity, "perplexity(1)"),
+        ("perplexity(3)", Perplexity, "perplexity(3)"),
+        (ramp(10), Ramp, "ramp(10)"),
+        (scaled(), Scaled, "scaled(5)"),
+        (perplexity(2.5), Perplexity, "perplexity(2.5)"),
+    ],
+)
+def test_parse(written: str, kind: type[Gamma], want: str) -> None:
+    found = Gamma.parse(written)
+    assert type(found) is kind
+    assert str(found) == f"{found}" == want
+    assert Gamma.parse(str(found)) == found
+    for twin in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert (type(twin), twin, twin.amount) == (kind, found, found.amount)
+
+
+@given(st.floats(1, allow_nan=False, allow_infinity=False))
+def test_format_and_parse_keep_every_digit(amount: float) -> None:
+    for make_one in (ramp, scaled, perplexity):
+        assert Gamma.parse(str(make_one(amount))).amount == make_one(amount).amount == amount
+
+
+BAD = (
+    *("ramp", "ramp()", "ramp(", "ramp(1", "ramp(1)2", "ramp(1,2)", "ramp(x)", "ramp(-1)", "ramp(nan)", "ramp(inf)"),
+    *("perplexity", "perplexity(0.99)", "perplexity(-3)", "scaled()", "scaled(-1)", "Ramp(1)", "step(3)", "five", ""),
+    *([1], True, None, scaled, Gamma("ramp(-3)")),
+)
+
+
+@pytest.mark.parametrize("value", BAD, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_refusals_list_what_is_allowed(value: Any) -> None:
+    with pytest.raises(UserError, match=f"^gamma must be {ALLOWED}, got ") as caught:
+        FedC2I(gamma=value)
+    assert "\n" not in str(caught.value)
+    if value is not None:
+        with pytest.raises(UserError, match=rf"^gamma_class must be {ALLOWED} \| none, got "):
+            FedC2I(gamma_class=value)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: ramp(-1), "ramp takes a finite number of at least 0, got -1"),
+        (lambda: scaled(INF), "scaled takes a finite number of at least 0, got inf"),
+        (lambda: perplexity(0), "perplexity takes a finite number of at least 1, got 0"),
+        (lambda: perplexity("many"), "perplexity takes a finite number of at least 1, got many"),  # type: ignore[arg-type]
+        (lambda: ramp(True), "ramp takes a finite number of at least 0, got True"),
+    ],
+)
+def test_objects_that_cannot_be(made: Callable[[], Gamma], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        made()
+
+
+def test_as_an_option() -> None:
+    assert re.fullmatch(rf"{ALLOWED} \| none", describe(float | Gamma | None))
+    assert convert("scaled", float | Gamma, "here") == scaled(5)
+    assert convert("none", float | Gamma | None, "here") is None
+    for number in (convert("3", float | Gamma, "here"), FedC2I(gamma=3).gamma, FedC2I(gamma="3").gamma):  # type: ignore[arg-type]
+        assert (number, type(number)) == (3.0, float)
+
+
+@pytest.mark.parametrize("text", ["ramp(10)", "scaled", "perplexity(3)", "perplexity(2.25)"])
+def test_specs_that_mean_the_same_are_the_same(federation: Federation, text: str) -> None:
+    method = FedC2I(gamma=text, gamma_class="scaled(5.0)")  # type: ignore[arg-type]
+    assert method == FedC2I(gamma=Gamma.parse(text), gamma_class=scaled())
+    assert hash(method) == hash(FedC2I(**asdict(method)))
+    assert asdict(method)["gamma"] == str(Gamma.parse(text))
+
+    spec = f"fedc2i:gamma={text},gamma_class=scaled"
+    ways: list[tuple[Any, dict[str, Any]]] = [
+        (spec, {}),
+        (method, {}),
+        ("fedc2i", {"gamma": text, "gamma_class": "scaled"}),
+        ("fedc2i", {"gamma": Gamma.parse(text), "gamma_class": scaled()}),
+        ("fedc2i", {"options": {"gamma": text, "gamma_class": "scaled(5)"}}),
+    ]
+    for wanted, values in ways:
+        (plan,) = prepare([wanted], values, federation, "lenet5")
+        assert plan.method == method
+        assert plan.label == f"FedC²I (gamma={Gamma.parse(text)}, gamma_class=scaled(5))"
+        assert plan.key == f"fedc2i:gamma={Gamma.parse(text)},gamma_class=scaled(5)"
+        (again,) = prepare([plan.key], {}, federation, "lenet5")
+        assert (again.method, again.config.options) == (method, plan.config.options)
+    with pytest.raises(UserError, match="is named 2 times"):
+        prepare([spec, method], {}, federation, "lenet5")
+
+
+@pytest.mark.parametrize("text", EACH)
+def test_toml_round_trip(text: str, tmp_path: Path) -> None:
+    config = make(FedC2I, {"gamma": text, "gamma_class": "scaled"})
+    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    loose = read_toml(tmp_path / "config.toml")
+    assert loose["options"] == {"gamma": text, "gamma_class": "scaled(5)"}
+    again = make(FedC2I, loose)
+    assert again == config
+    assert isinstance(again.options["gamma"], Gamma)
+
+
+# In FedC²I.
+
+
+def personalise(problem: Problem, round: int = 2, rounds: int = 3, **options: Any) -> tuple[Params, dict[str, Tensor]]:
+    model = split(problem.build, head="2")
+    counts = torch.bincount(problem.y, minlength=model.classes)
+    where = torch.tensor(problem.position)
+    site = Site(model, counts, where, relay(stack(problem.models)), round=round, rounds=rounds)
+    batch = Batch(problem.x, problem.y, torch.ones(len(problem.y)).double())
+    start, report = FedC2I(**options).personalise(problem.own, batch, site)
+    return start, dict(report)
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return Problem.draw(clients=5, classes=4, labels=[0, 1, 2], samples=7, position=2, seed=5)
+
+
+@pytest.mark.parametrize("influence", ["exact", "first-order"])
+@pytest.mark.parametrize("text", EACH)
+def test_both_levels_use_it_and_report_it(problem: Problem, text: str, influence: str) -> None:
+    _, report = personalise(problem, gamma=text, influence=influence)
+    gamma, columns = report["gamma"], report["gamma_class"]
+    assert (gamma.shape, columns.shape) == ((), (5, 4))
+    assert (columns == columns[0]).all()
+    vector = by_powers(report["client_losses"], float(gamma))
+    assert_close(report["influence_vector"], vector, rtol=1e-6, atol=1e-9)
+    for c in range(4):
+        column = by_powers(problem.class_losses()[:, c], float(columns[0, c]))
+        assert_close(report["influence_matrix"][:, c], column, rtol=1e-6, atol=1e-9)
+    if text.startswith("perplexity"):
+        assert float(effective(report["influence_vector"])) == pytest.approx(2, abs=1e-3)
+        assert effective(report["influence_matrix"]).tolist() == pytest.approx([2.0] * 4, abs=1e-3)
+        assert columns[0].std() > 0
+    else:
+        assert columns.unique().tolist() == [float(gamma)] == [{"ramp(4)": 2.0, "scaled(7)": 7.0}[text]]
+
+
+def test_each_level_has_its_own(problem: Problem) -> None:
+    _, report = personalise(problem, gamma=3, gamma_class="perplexity(2)")
+    assert "gamma" not in report
+    assert_close(report["influence_vector"], by_powers(problem.client_losses(), 3.0))
+    assert effective(report["influence_matrix"]).tolist() == pytest.approx([2.0] * 4, abs=1e-3)
+    _, report = personalise(problem, gamma="perplexity(2)", gamma_class=3)
+    assert "gamma_class" not in report
+    assert_close(report["influence_matrix"], by_powers(problem.class_losses(), 3.0))
+    _, report = personalise(problem, gamma="perplexity(2)", variant="client")
+    assert report.keys() == {"left_out", "client_losses", "influence_vector", "gamma"}
+
+
+@pytest.mark.parametrize("text", EACH)
+def test_broken_models_get_nothing(problem: Problem, text: str) -> None:
+    healthy, report = personalise(problem, gamma=text)
+    problem.models.append({name: torch.full_like(tensor, NAN) for name, tensor in problem.own.items()})
+    start, with_broken = personalise(problem, gamma=text)
+    assert with_broken["influence_vector"][5] == 0
+    assert (with_broken["influence_matrix"][5] == 0).all()
+    assert with_broken["gamma_class"][5].isnan().all()
+    assert_close(with_broken["gamma"], report["gamma"])
+    for name, tensor in healthy.items():
+        assert_close(start[name], tensor)
+
+
+def test_gamma_is_nan_where_nothing_was_measured(problem: Problem) -> None:
+    _, report = personalise(problem, gamma="scaled", missing="own")
+    assert report["gamma_class"][0].isnan().tolist() == [False, False, False, True]
+    problem.position = -1
+    _, report = personalise(problem, gamma="scaled")
+    assert report["gamma"].isnan()
+    assert report["gamma_class"].isnan().all()
+
+
+@pytest.mark.parametrize("influence", ["exact", "first-order"])
+@pytest.mark.parametrize(
+    ("text", "round", "number"),
+    [("ramp(10)", 1, 0), ("ramp(10)", 3, 10.0), ("perplexity(5)", 2, 0), ("scaled(3)", 2, 3.0)],
+)
+def test_where_it_comes_to_a_number_it_is_that_to_the_bit(
+    problem: Problem, text: str, round: int, number: float, influence: str
+) -> None:
+    got, _ = personalise(problem, round, gamma=text, influence=influence)
+    want, _ = personalise(problem, round, gamma=number, influence=influence)
+    for name, tensor in want.items():
+        assert torch.equal(got[name], tensor)
+
+
+# Runs.
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+@pytest.mark.parametrize("gamma", ["perplexity(2)", ramp(10), "scaled"])
+def test_a_run_of_two_rounds(federation: Federation, model: Model, gamma: Any, executor: str) -> None:
+    result = fedc2i.run("fedc2i", federation, model=model, rounds=2, epochs=1, gamma=gamma, executor=executor)
+    used, columns = result.influence("gamma"), result.influence("gamma_class")
+    assert (used.shape, columns.shape) == ((2, 3), (2, 3, 3, 4))
+    if gamma == "perplexity(2)":
+        vectors = torch.tensor(result.influence("influence_vector"))
+        assert effective(vectors.permute(2, 0, 1)).flatten().tolist() == pytest.approx([2.0] * 6, abs=1e-3)
+        assert (used > 0).all()
+    elif gamma == "scaled":
+        assert (used == 2.5).all()  # 5·(3 − 1)/4
+        assert (columns == 2.5).all()
+    else:
+        assert used.tolist() == [[0.0] * 3, [10.0] * 3]
+
+
+def test_a_ramp_starts_as_fedavg(federation: Federation, model: Model) -> None:
+    def received(gamma: Any) -> Any:
+        result = fedc2i.run("fedc2i", federation, model=model, rounds=2, epochs=1, gamma=gamma)
+        return [report.metrics["received"] for report in result.rounds]
+
+    first, second = received("ramp(10)")
+    assert first == received(0)[0]
+    assert second != received(0)[1]
+
+
+def test_as_many_models_as_classes_for_a_while(make_federation: Callable[..., Federation], model: Model) -> None:
+    """Four clients of six have sent a model after the first round, and there are four classes."""
+    federation = make_federation((8,) * 6)
+    result = fedc2i.run("fedc2i", federation, model=model, rounds=3, epochs=1, gamma="scaled", clients_per_round=4)
+    columns = result.influence("gamma_class")
+    assert columns.shape == (3, 6, 6, 4)
+    assert np.nanmax(columns[0]) == 5 * 3 / 4
+
+
+def test_on_the_command_line(make_federation: Callable[..., Federation], tmp_path: Path) -> None:
+    data = write_arrays(tmp_path / "data", make_federation((12, 9, 7)))
+    quick = ("--data", data, *QUICK, "--set", "rounds=2")
+    both = call(
+        "compare", "fedc2i:gamma=perplexity(2),missing=own", "fedc2i:gamma=scaled", *quick, "--out", str(tmp_path / "a")
+    )
+    assert both.code == 0, both.err
+    assert "gamma=perplexity(2)" in both.out
+    assert "gamma=scaled(5)" in both.out
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert call("run", "fedc2i", *quick, "--set", "gamma=ramp(10)", "--out", str(first)).code == 0
+    assert read_toml(first / "config.toml")["options"]["gamma"] == "ramp(10)"
+    with np.load(first / "influence.npz") as stored:
+        assert any("gamma" in name for name in stored.files)
+    assert call("run", "--config", str(first / "config.toml"), "--out", str(second)).code == 0
+    for name in ("config.toml", "metrics.jsonl"):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+
+    for wrong in ("fedc2i:gamma=ramp(1,2)", "fedc2i:gamma=perplexity(0)", "fedc2i:gamma_class=step(1)"):
+        refused = call("run", wrong, *quick)
+        assert refused.code == 2
+        assert refused.err.count("\n") == 1
+        assert "perplexity(number from 1 or share up to 100%, such as 40%)" in refused.err
+
+
+# Shares.
+
+
+@given(
+    share=st.floats(5, 100),
+    losses=st.lists(st.floats(0.1, 10), min_size=3, max_size=30, unique=True),
+    left_out=st.integers(0, 2),
+)
+@settings(max_examples=60)
+def test_a_share_is_of_the_models_that_take_part(share: float, losses: list[float], left_out: int) -> None:
+    values = torch.tensor(losses, dtype=torch.float64)
+    valid = everyone(values)
+    valid[:left_out] = False
+    wanted = max(1.0, share / 100 * int(valid.sum()))
+    got, gamma = perplexity(f"{share}%").weights(values, valid, NoClock())
+    want, same = perplexity(wanted).weights(values, valid, NoClock())
+    assert_close(got, want, rtol=1e-6, atol=1e-9)
+    assert_close(gamma, same, rtol=1e-6, atol=1e-9)
+
+
+def test_a_share_of_each_class_by_hand() -> None:
+    """Two of four, where the largest two are equal and far above the others: half each."""
+    losses = torch.tensor([[4.0, 4.0], [4.0, 4.0], [1e-3, 1e-3], [1e-3, 1e-3]])
+    valid = torch.tensor([[True, True], [True, True], [True, False], [True, True]])
+    weights, _ = perplexity("50%").weights(losses, valid, NoClock())
+    assert_close(weights[:, 0], torch.tensor([0.5, 0.5, 0.0, 0.0]), atol=1e-3, rtol=0)
+    assert_close(effective(weights[:, 1]).item(), 2.0, atol=1e-3, rtol=0)  # 1.5 of three, but two are equal
+
+
+@pytest.mark.parametrize("bad", ["0%", "101%", "-3%", "%", "4 0%", "nan%", "inf%"])
+def test_bad_shares(bad: str) -> None:
+    with pytest.raises(UserError, match="perplexity takes a share above 0% and up to 100%"):
+        perplexity(bad)
+    with pytest.raises(UserError, match=ALLOWED):
+        FedC2I(gamma=f"perplexity({bad})")  # type: ignore[arg-type]

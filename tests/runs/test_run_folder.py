@@ -1,0 +1,370 @@
+"""The run folder: what lies in it, that it is whole or absent, and that it can be read back."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedc2i import Federation, Result, UserError, compare, read_model, run
+from fedc2i.core.files import to_json, write_atomically
+from fedc2i.engine.records import POINTS
+from fedc2i.models.lenet import LeNet
+from fedc2i.models.model import scale
+from fedc2i.runs.folder import new_folder, slug
+from helpers import files_below, is_drawn
+
+ROUNDS, SEEDS, CLIENTS, CLASSES = 2, (0, 3), 3, 4
+QUICK: dict[str, Any] = {"model": "lenet5", "rounds": 1, "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, make_federation: Callable[..., Federation]
+) -> tuple[Path, Result]:
+    """A run of FedC²I with two seeds, and its folder."""
+    folder = tmp_path_factory.mktemp("runs") / "deep" / "run"
+    federation = make_federation((24, 30, 18), validation=4)
+    federation = replace(federation, averages={"First two": ("a", "b")}, notes=("made up",))
+    return folder, run("fedc2i", federation, out=folder, seeds=SEEDS, **{**QUICK, "rounds": ROUNDS})
+
+
+@pytest.fixture(scope="module")
+def summary(finished: tuple[Path, Result]) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((finished[0] / "summary.json").read_text())
+    return content
+
+
+@pytest.fixture(scope="module")
+def metrics(finished: tuple[Path, Result]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (finished[0] / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_files(finished: tuple[Path, Result]) -> None:
+    found = {name for name, content in files_below(finished[0]).items() if content is not None}
+    assert found == {
+        "config.toml",
+        "metrics.jsonl",
+        "influence.npz",
+        "summary.json",
+        "accuracy.png",
+        "samples.png",
+        "influence.png",
+        "influence_classes.png",
+        *(f"models/seed{seed}-{point}.safetensors" for seed in SEEDS for point in POINTS),
+    }
+
+
+def test_metrics_have_one_line_for_everything_measured(metrics: list[dict[str, Any]]) -> None:
+    assert {tuple(line) for line in metrics} == {("seed", "round", "client", "point", "metric", "value")}
+    names = ("accuracy", "loss", "validation_accuracy", "validation_loss")
+    expected = Counter(
+        (seed, number, client, point, metric)
+        for seed in SEEDS
+        for number in range(1, ROUNDS + 1)
+        for client in "abc"
+        for point in POINTS
+        for metric in names
+    )
+    assert Counter(tuple(line.values())[:5] for line in metrics) == expected
+    for line in metrics:
+        assert 0 <= line["value"] <= (100 if "accuracy" in line["metric"] else 10)
+
+
+def test_influence_of_every_round(finished: tuple[Path, Result]) -> None:
+    with np.load(finished[0] / "influence.npz") as arrays:
+        assert arrays["clients"].tolist() == ["a", "b", "c"]
+        kinds = ("influence_vector", "influence_matrix", "client_losses", "class_losses", "left_out")
+        assert set(arrays) == {"clients", *(f"seed{seed}_{kind}" for seed in SEEDS for kind in kinds)}
+        for seed in SEEDS:
+            vectors, matrices = arrays[f"seed{seed}_influence_vector"], arrays[f"seed{seed}_influence_matrix"]
+            assert vectors.shape == (ROUNDS, CLIENTS, CLIENTS)
+            assert matrices.shape == (ROUNDS, CLIENTS, CLIENTS, CLASSES)
+            np.testing.assert_allclose(vectors.sum(2), 1, atol=1e-6)
+            np.testing.assert_allclose(matrices.sum(2), 1, atol=1e-6)
+            assert (vectors > 0).all()
+        assert not np.array_equal(arrays["seed0_influence_vector"], arrays["seed3_influence_vector"])
+
+
+def test_summary_agrees_with_the_metrics(summary: dict[str, Any], metrics: list[dict[str, Any]]) -> None:
+    for point in POINTS:
+        for metric in ("accuracy", "loss", "validation_accuracy"):
+            last = {
+                (line["seed"], line["client"]): line["value"]
+                for line in metrics
+                if (line["round"], line["point"], line["metric"]) == (ROUNDS, point, metric)
+            }
+            groups = {**{client: (client,) for client in "abc"}, "Avg": tuple("abc"), "First two": ("a", "b")}
+            assert set(summary["points"][point][metric]) == set(groups)
+            for title, members in groups.items():
+                by_seed = [np.mean([last[seed, client] for client in members]) for seed in SEEDS]
+                score = summary["points"][point][metric][title]
+                assert score["mean"] == pytest.approx(np.mean(by_seed), abs=1e-5)
+                assert score["sd"] == pytest.approx(abs(by_seed[0] - by_seed[1]) / 2**0.5, abs=1e-5)  # ddof = 1
+
+
+def test_summary_says_what_was_run(summary: dict[str, Any], finished: tuple[Path, Result]) -> None:
+    assert (summary["method"], summary["title"], summary["data"]) == ("fedc2i", "FedC²I", "toy")
+    assert (summary["clients"], summary["classes"]) == (list("abc"), list("wxyz"))
+    assert (summary["seeds"], summary["rounds"], summary["headline"]) == (list(SEEDS), ROUNDS, "trained")
+    assert summary["notes"] == ["made up"]
+    assert summary["refused"] == []
+    assert summary["device"] in ("cpu", "cuda")
+    assert summary["data_checksums"] == finished[1].federation.checksums
+    assert all(len(digest) == 64 for digest in summary["data_checksums"].values())
+    assert summary["versions"]["torch"] == torch.__version__
+    assert {"python", "fedc2i", "numpy"} <= set(summary["versions"])
+    assert 0 < summary["seconds_per_round"] < summary["seconds"]
+    up = summary["bytes_up_per_client_round"]
+    assert summary["bytes_down_per_client_round"] == CLIENTS * (up + 1) > 0  # a model and a flag from each
+
+
+def test_one_seed_has_no_deviation(federation: Federation, tmp_path: Path) -> None:
+    run("local", federation, out=tmp_path / "run", **QUICK)
+    content = json.loads((tmp_path / "run" / "summary.json").read_text())
+    scores = [score for point in POINTS for score in content["points"][point]["accuracy"].values()]
+    assert len(scores) == 2 * (CLIENTS + 1)
+    assert all(score["sd"] is None for score in scores)
+    assert not (tmp_path / "run" / "influence.npz").exists()  # Local measures none
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_models_load_into_a_plain_module_and_score_as_recorded(
+    finished: tuple[Path, Result], metrics: list[dict[str, Any]], seed: int, point: Any
+) -> None:
+    folder, result = finished
+    for number, client in enumerate(result.federation.clients):
+        net = LeNet((6, 16), (120, 84), CLASSES, (3, 16, 16))
+        read = read_model(folder, client.name, seed, point)
+        kept = getattr(result.outcomes[seed], point)
+        assert all(torch.equal(read[name], rows[number].cpu()) for name, rows in kept.items())
+        net.load_state_dict(read)
+        with torch.no_grad():
+            right = net(scale(client.test.x, torch.float32)).argmax(1) == client.test.y
+        (recorded,) = (
+            line["value"]
+            for line in metrics
+            if tuple(line.values())[:5] == (seed, ROUNDS, client.name, point, "accuracy")
+        )
+        assert 100 * right.double().mean().item() == pytest.approx(recorded, abs=1e-4)
+
+
+def test_figures_open_and_are_not_blank(finished: tuple[Path, Result]) -> None:
+    for path in finished[0].glob("*.png"):
+        assert is_drawn(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"client": "z"}, r"seed0-trained\.safetensors: no client 'z', allowed are a, b, c"),
+        ({"client": ""}, "no client ''"),
+        ({"client": "a", "seed": 1}, r"seed1-trained\.safetensors: no such file; .* was seed 1 part of the run"),
+        ({"client": "a", "point": "final"}, r"seed0-final\.safetensors: no such file"),
+    ],
+)
+def test_models_that_are_not_there(finished: tuple[Path, Result], arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read_model(finished[0], **arguments)
+
+
+def test_model_file_that_is_damaged(finished: tuple[Path, Result], tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    whole = (finished[0] / "models" / "seed0-trained.safetensors").read_bytes()
+    (tmp_path / "models" / "seed0-trained.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="cannot be read as safetensors"):
+        read_model(tmp_path, "a")
+
+
+def test_client_names_with_slashes_are_told_apart(make_federation: Callable[..., Federation], tmp_path: Path) -> None:
+    federation = make_federation((8, 9, 10))
+    renamed = (replace(client, name=name) for client, name in zip(federation.clients, ("x", "x/1", "y/1"), strict=True))
+    result = run("local", replace(federation, clients=tuple(renamed)), out=tmp_path / "run", **QUICK)
+    own = {name: rows[0] for name, rows in result.outcomes[0].trained.items()}
+    read = read_model(tmp_path / "run", "x")
+    assert read.keys() == own.keys()
+    assert all(torch.equal(read[name], own[name]) for name in own)
+    with pytest.raises(UserError, match="no client 'y', allowed are x, x/1, y/1"):
+        read_model(tmp_path / "run", "y")
+
+
+def test_run_that_diverges_leaves_valid_json(federation: Federation, tmp_path: Path) -> None:
+    run("fedc2i", federation, out=tmp_path / "run", lr=1e30, optimizer="sgd", **{**QUICK, "epochs": 2})
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    lines = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert None in [line["value"] for line in lines if line["metric"] == "loss"]
+    content = json.loads((tmp_path / "run" / "summary.json").read_text(), parse_constant=refuse)
+    assert content["refused"] == [
+        {"seed": 0, "round": 1, "clients": ["a", "b", "c"], "of": 3, "why": dict.fromkeys("abc", "not finite")}
+    ]
+
+
+def test_compare_puts_runs_beside_the_comparison(federation: Federation, tmp_path: Path) -> None:
+    results = compare(["local", "fedc2i:gamma=2"], federation, out=tmp_path / "all", **QUICK)
+    found = {path.name for path in (tmp_path / "all").iterdir()}
+    assert found == {"local", "fedc2i-gamma=2.0", "comparison.md", "comparison.json", "comparison.png", "plan.json"}
+    content = json.loads((tmp_path / "all" / "comparison.json").read_text())
+    assert list(content) == ["local", "fedc2i:gamma=2.0"]
+    for result in results:
+        own = json.loads((tmp_path / "all" / slug(result.key) / "summary.json").read_text())
+        assert own == content[result.key]
+
+
+# Folders.
+
+
+@pytest.mark.parametrize("existing", ["folder", "file"])
+def test_what_exists_is_refused_and_untouched(federation: Federation, tmp_path: Path, existing: str) -> None:
+    out = tmp_path / "run"
+    target = out if existing == "file" else out / "notes.txt"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text("mine")
+    before = files_below(tmp_path)
+    with pytest.raises(UserError, match="run: exists already; choose another --out or remove it"):
+        run("local", federation, out=out, **QUICK)
+    assert files_below(tmp_path) == before
+
+
+def test_empty_folder_is_accepted(federation: Federation, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    run("local", federation, out=tmp_path / "run", **QUICK)
+    assert (tmp_path / "run" / "summary.json").is_file()
+
+
+def test_folder_below_a_file_cannot_be_made(federation: Federation, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match=r"run: cannot be written \(Not a directory\)"):
+        run("local", federation, out=tmp_path / "file" / "run", **QUICK)
+    assert set(files_below(tmp_path)) == {".", "file"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_folder_in_a_read_only_place_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o555)
+    for out in (tmp_path / "locked" / "run", tmp_path / "locked"):
+        with pytest.raises(UserError, match=r"Permission denied|no permission"):
+            new_folder(out)
+
+
+def test_no_permission_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match="no permission to write there"):
+        new_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gamma": -1},
+        {"lr": 0},
+        {"influence_split": "validation"},
+        {"patience": 1},
+        {"clients_per_round": "0%"},
+        {"model": "other"},
+        {"threads": 10**9},
+    ],
+    ids=str,
+)
+def test_errors_leave_no_folder_behind(federation: Federation, tmp_path: Path, settings: dict[str, Any]) -> None:
+    for attempt in (run, lambda method, *rest, **more: compare([method, "local"], *rest, **more)):
+        with pytest.raises(UserError):
+            attempt("fedc2i", federation, out=tmp_path / "deep" / "run", **{**QUICK, **settings})
+    assert set(files_below(tmp_path)) == {"."}
+
+
+def test_runs_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [str(new_folder(None, "x")) for _ in range(2)] == ["runs/x-001", "runs/x-002"]
+    assert str(new_folder(None, "y")) == "runs/y-001"
+    assert new_folder(None, "long" * 200).is_dir()  # a stem from a deep path may be longer than a file name may be
+    (tmp_path / "blocked").mkdir()
+    monkeypatch.chdir(tmp_path / "blocked")
+    Path("runs").write_text("a file")
+    with pytest.raises(UserError, match=r"runs: cannot be written \(File exists\)"):
+        new_folder(None, "x")
+
+
+def test_runs_beside_each_other_get_numbers_of_their_own(tmp_path: Path) -> None:
+    program = "from fedc2i.runs.folder import new_folder\nfor _ in range(50): print(new_folder(None, 'x').name)"
+    command = [sys.executable, "-c", program]
+    beside = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    made = [name for process in beside for name in process.communicate()[0].split()]
+    assert [process.returncode for process in beside] == [0, 0]
+    assert sorted(made) == [f"x-{number:03d}" for number in range(1, 101)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("fedc2i:gamma=2.0", "fedc2i-gamma=2.0"), ("folder:/My Data", "folder-my-data"), ("../..", "run"), ("²", "run")],
+)
+def test_slug(text: str, expected: str) -> None:
+    assert slug(text) == expected
+
+
+# Writing.
+
+
+def full_disk(path: Path, content: bytes) -> int:
+    """As much as fits, then the error."""
+    with path.open("wb") as file:
+        file.write(content[:3])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def no_replace(path: Path, target: Path) -> Path:
+    raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@pytest.mark.parametrize(("method", "failure"), [("write_bytes", full_disk), ("replace", no_replace)])
+@pytest.mark.parametrize("old", [None, b"old content"])
+def test_file_is_whole_or_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, failure: Any, old: bytes | None
+) -> None:
+    path = tmp_path / "summary.json"
+    if old is not None:
+        path.write_bytes(old)
+    before = files_below(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, method, failure)
+        with pytest.raises(UserError, match=r"summary\.json: cannot be written \((No space left|Permission denied)"):
+            write_atomically(path, b"new content")
+    assert files_below(tmp_path) == before
+    write_atomically(path, b"new content")
+    assert files_below(tmp_path) == {".": None, "summary.json": b"new content"}
+
+
+def test_disk_that_fills_up_during_a_run(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = Path.write_bytes
+
+    def fill_up(path: Path, content: bytes) -> int:
+        return full_disk(path, content) if "safetensors" in path.name else writes(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", fill_up)
+    with pytest.raises(UserError, match=r"safetensors: cannot be written \(No space left on device\)"):
+        run("local", federation, out=tmp_path / "run", **QUICK)
+    assert {path.name for path in (tmp_path / "run").rglob("*")} == {
+        *("config.toml", "metrics.jsonl", "checkpoints", "begun.json", "rounds", "seed0", "round000001.npz")
+    }
+
+
+def test_json_has_no_numbers_that_json_lacks() -> None:
+    value = {"a": float("nan"), 1: [float("inf"), 2.5, (True, None)], "γ": "²"}
+    assert json.loads(to_json(value)) == {"a": None, "1": [None, 2.5, [True, None]], "γ": "²"}
+    assert "γ" in to_json(value)

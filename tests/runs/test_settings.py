@@ -1,0 +1,322 @@
+"""Settings: who has the last word, what is refused, and a run that repeats from its own config.toml."""
+
+from __future__ import annotations
+
+import contextlib
+import string
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from fedc2i import UserError, run
+from fedc2i.core.options import options_of
+from fedc2i.data.federation import Federation
+from fedc2i.methods.base import Method
+from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.runs import plan as plans
+from fedc2i.runs.plan import Plan, prepare
+from fedc2i.runs.settings import MOST_SEEDS, Config, make, parse_seeds, read_toml, run_settings
+from helpers import QUICK, call, write_arrays
+
+FEDC2I_OPTIONS = tuple(options_of(FedC2I))
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch, federation: Federation) -> Callable[..., Plan]:
+    """What ``fedc2i run ARGUMENTS`` would run, on the toy federation with a preset of its own."""
+    from fedc2i.cli import main
+
+    preset = {"model": "lenet5-bn", "rounds": 7}
+    monkeypatch.setattr(plans.sources, "load", lambda *_, **__: replace(federation, preset=preset))
+    found: list[Plan] = []
+
+    def stop(*arguments: Any) -> list[Plan]:
+        found[:] = prepare(*arguments)
+        raise UserError("planned")
+
+    monkeypatch.setattr(main, "prepare", stop)
+
+    def plan(*arguments: str) -> Plan:
+        monkeypatch.setattr("sys.argv", ["fedc2i", "run", *arguments])
+        with pytest.raises(SystemExit):
+            main.main()
+        return found[0]
+
+    return plan
+
+
+TOML = """
+method = "fedc2i"
+rounds = 5
+lr = 0.5
+data = "folder:x"
+seeds = [4, 5]
+[options]
+gamma = 3.0
+head = "own"
+"""
+
+
+def test_each_source_of_settings_outranks_the_one_before(planned: Callable[..., Plan], tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(TOML)
+    layers = [
+        ((), {"rounds": 7, "model": "lenet5-bn", "lr": 1e-3, "seeds": (0,), "gamma": 5.0, "head": "client"}),
+        (("--config", str(file)), {"rounds": 5, "lr": 0.5, "seeds": (4, 5), "gamma": 3.0, "head": "own"}),
+        (("--set", "rounds=4", "--set", "gamma=2", "--set", "seeds=1,2"), {"rounds": 4, "gamma": 2.0, "seeds": (1, 2)}),
+        (("--rounds", "3", "--seeds", "7", "--model", "lenet5"), {"rounds": 3, "seeds": (7,), "model": "lenet5"}),
+    ]
+    arguments: tuple[str, ...] = ()
+    expected: dict[str, Any] = {}
+    for more, changed in layers:
+        arguments, expected = (*arguments, *more), {**expected, **changed}
+        config = planned(*arguments).config
+        got = {name: config.options.get(name, getattr(config, name, None)) for name in expected}
+        assert got == expected
+
+
+def test_method_of_the_file_gives_way_to_the_one_named(planned: Callable[..., Plan], tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('method = "fedavg"\n')
+    assert planned("--config", str(file)).method.name == "fedavg"
+    assert planned("local", "--config", str(file)).method.name == "local"
+
+
+def test_none_asks_for_the_preset(planned: Callable[..., Plan]) -> None:
+    config = planned("--set", "model=none", "--set", "rounds=none", "--set", "data_dir=none").config
+    assert (config.model, config.rounds, config.data_dir) == ("lenet5-bn", 7, None)
+
+
+def test_spaces_around_set_do_not_matter(planned: Callable[..., Plan]) -> None:
+    assert planned("--set", "lr = 0.25").config.lr == 0.25
+
+
+def test_run_repeats_from_its_own_config_bit_for_bit(
+    make_federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    data = write_arrays(tmp_path / "data", make_federation((12, 9)))
+    first, second = tmp_path / "first", tmp_path / "second"
+    odd = ("--seeds", "3,1", "--set", "lr=0.0012345678901234567", "--set", "gamma=0.1", "--set", "gamma_class=7")
+    assert call("run", "fedc2i", "--data", data, *QUICK, *odd, "--out", str(first)).code == 0
+    assert call("run", "--config", str(first / "config.toml"), "--out", str(second)).code == 0
+    same = ("config.toml", "metrics.jsonl", *(f"models/seed{seed}-trained.safetensors" for seed in (1, 3)))
+    for name in same:
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+    assert read_toml(first / "config.toml")["lr"] == 0.0012345678901234567
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(lr=numbers, weight_decay=numbers, gamma=numbers, seeds=st.sets(st.integers(0, 10**18 - 1), min_size=1))
+@settings(max_examples=100, deadline=None)
+def test_toml_round_trip_of_any_numbers(lr: float, weight_decay: float, gamma: float, seeds: set[int]) -> None:
+    values = {"lr": lr, "weight_decay": weight_decay, "seeds": list(seeds), "drop_last": True}
+    config = make(FedC2I, {**values, "options": {"gamma": gamma, "influence_samples": "all"}})
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.toml"
+        file.write_text(config.to_toml(), encoding="utf-8")
+        assert make(FedC2I, read_toml(file)) == config
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"rounds = ", "not a TOML file"),
+        (b"rounds = 1\nrounds = 2", "not a TOML file"),
+        (b"\xff\xfe", "not a TOML file"),
+        (None, "cannot be read"),
+    ],
+)
+def test_files_that_are_not_toml(tmp_path: Path, content: bytes | None, words: str) -> None:
+    file = tmp_path / "mine.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=rf"mine\.toml: {words}"):
+        read_toml(file)
+
+
+@pytest.mark.parametrize(
+    ("value", "seeds"),
+    [
+        ("0,1,2", (0, 1, 2)),
+        ("0-9", tuple(range(10))),
+        (" 4 , 2 ", (4, 2)),
+        ("0-2,7", (0, 1, 2, 7)),
+        ("5-5", (5,)),
+        ("3", (3,)),
+        (3, (3,)),
+        ([1, 2], (1, 2)),
+        ((1, 2), (1, 2)),
+        (["1", "4-5"], (1, 4, 5)),
+        (range(3), (0, 1, 2)),
+        ("9" * 18, (10**18 - 1,)),
+    ],
+)
+def test_seeds(value: Any, seeds: tuple[int, ...]) -> None:
+    assert parse_seeds(value) == seeds
+    assert make(FedC2I, {"seeds": value}).seeds == seeds
+
+
+@pytest.mark.parametrize(
+    "value", ["", "-1", "a", "1,,2", "1.5", 1.5, True, None, "3-", "0-1-2", "²", "1e3", [[1]], {}, "9" * 5000, -1, [-1]]
+)
+def test_seeds_that_are_no_whole_numbers(value: Any) -> None:
+    with pytest.raises(UserError, match="seeds must be whole numbers such as 0,1,2 or 0-9, got"):
+        make(FedC2I, {"seeds": value})
+
+
+def test_seeds_that_count_down() -> None:
+    with pytest.raises(UserError, match="seeds: '5-4' counts down; write the smaller one first"):
+        make(FedC2I, {"seeds": "5-4"})
+
+
+@pytest.mark.parametrize("value", ["1,1", "0-3,2", [2, 2], []])
+def test_seeds_that_repeat_or_are_none(value: Any) -> None:
+    with pytest.raises(UserError, match="seeds must be different whole numbers, at least one, got"):
+        make(FedC2I, {"seeds": value})
+
+
+@pytest.mark.parametrize("value", ["0-999999999999999999", f"0-{MOST_SEEDS}", f"0-{MOST_SEEDS - 1},5000"])
+def test_seeds_that_would_fill_the_memory(value: str) -> None:
+    with pytest.raises(UserError, match=f"more than {MOST_SEEDS}"):
+        parse_seeds(value)
+
+
+def test_unknown_keys_are_refused_with_everything_that_is_allowed(federation: Federation) -> None:
+    for attempt in (
+        lambda: make(FedC2I, {"gama": 1}),
+        lambda: make(FedC2I, {"options": {"gama": 1}}),
+        lambda: prepare(["fedc2i"], {"gama": 1}, federation),
+        lambda: prepare(["fedc2i"], {"options": {"gama": 1}}, federation),
+        lambda: run("fedc2i", federation, gama=1),
+    ):
+        with pytest.raises(UserError, match="unknown setting 'gama'") as caught:
+            attempt()
+        assert all(name in str(caught.value) for name in (*FEDC2I_OPTIONS, *run_settings()))
+
+
+@pytest.mark.parametrize("options", ["gamma=1", 3, None, [1]])
+def test_options_must_be_a_table(federation: Federation, options: Any) -> None:
+    with pytest.raises(UserError, match="'options' must be a table of the method's options, got"):
+        prepare(["fedc2i"], {"options": options}, federation)
+    with pytest.raises(UserError, match="'options' must be a table of the method's options, got"):
+        make(FedC2I, {"options": options})
+
+
+BAD = [
+    ("rounds", "0", "rounds must be .* at least 1"),
+    ("rounds", "two", "'rounds' must be integer | none, got 'two'"),
+    ("rounds", 2.5, "'rounds' must be integer | none, got '2.5'"),
+    ("rounds", True, "'rounds' must be integer"),
+    ("epochs", -1, "epochs must be a finite number of at least 1, got -1"),
+    ("epochs", 0, "epochs must be a finite number of at least 1, got 0"),
+    ("batch_size", 0, "batch_size must be a finite number of at least 1"),
+    ("lr", 0, "lr must be above 0"),
+    ("lr", "-0.1", "lr must be above 0"),
+    ("lr", "nan", "lr must be above 0"),
+    ("lr", "1e999", "lr must be above 0"),
+    ("lr", "fast", "'lr' must be number, got 'fast'"),
+    ("lr", [1], "'lr' must be number"),
+    ("momentum", 1, r"momentum must be in \[0, 1\), got 1"),
+    ("momentum", -0.1, r"momentum must be in \[0, 1\)"),
+    ("weight_decay", -1, "weight_decay must be .*at least 0"),
+    ("optimizer", "lion", r"'optimizer' must be adam \| sgd, got 'lion'"),
+    ("drop_last", "maybe", r"'drop_last' must be true \| false"),
+    ("clients_per_round", "0%", r"clients_per_round must be 1\.\.3 or a share such as 20%, got '0%'"),
+    ("clients_per_round", "101%", "clients_per_round must be"),
+    ("clients_per_round", 4, "clients_per_round must be"),
+    ("clients_per_round", 0, "clients_per_round must be"),
+    ("clients_per_round", "nan%", "clients_per_round must be"),
+    ("clients_per_round", "many", "clients_per_round must be"),
+    ("clients_per_round", "9" * 400, "clients_per_round must be"),
+    ("evaluate_every", -1, "evaluate_every must be"),
+    ("patience", -1, "patience must be"),
+    ("patience", 1, "no client of 'toy' has validation data"),
+    ("init", "same", r"'init' must be common \| independent"),
+    ("executor", "fast", r"'executor' must be auto \| looped \| workers \| stacked"),
+    ("threads", 0, "threads must be"),
+    ("threads", 10**6, r"threads must be 1\.\.1024"),
+    ("device", "tpu", "device must be auto, cpu or cuda, got 'tpu'"),
+    ("model", "resnet", "unknown model 'resnet', allowed are lenet5"),
+    ("gamma", -1, "gamma must be a finite number of at least 0, got -1"),
+    ("gamma", "nan", "gamma must be a finite number"),
+    ("gamma", "much", "'gamma' must be number"),
+    ("gamma_class", -1, "gamma_class must be"),
+    ("influence_samples", 0, "influence_samples must be a whole number of at least 1, or all"),
+    ("influence_samples", "some", r"'influence_samples' must be integer \| all"),
+    ("influence_split", "validation", "client 'a' has no validation data"),
+    ("influence_split", "test", r"'influence_split' must be train \| validation"),
+    ("missing", "zero", r"'missing' must be formula \| uniform \| own"),
+    ("partition", "iid:2", "partition=iid:2 is for data loaded by name"),
+    ("image_size", 32, "image_size=32 is for data loaded by name"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), BAD, ids=lambda value: str(value)[:24])
+def test_values_that_do_not_fit(federation: Federation, name: str, value: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        prepare(["fedc2i"], {"model": "lenet5", name: value}, federation)
+    assert "\n" not in str(caught.value)
+
+
+def test_cuda_is_refused_where_there_is_none(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="device=cuda: torch sees no CUDA device here; use cpu or auto"):
+        prepare(["local"], {"device": "cuda"}, federation)
+    assert Config(device="auto").torch_device() == torch.device("cpu")
+
+
+def test_auto_takes_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert Config(device="auto").torch_device() == torch.device("cuda")
+    assert Config(device="cuda").torch_device() == torch.device("cuda")
+    assert Config(device="cpu").torch_device() == torch.device("cpu")
+
+
+names = st.sampled_from([*run_settings(), *FEDC2I_OPTIONS, "options", "method"])
+values = st.one_of(
+    st.text(),
+    st.text(string.digits + "-+.,%eE_ inf", max_size=12),
+    st.integers(),
+    st.floats(),
+    st.booleans(),
+    st.none(),
+    st.lists(st.integers() | st.text(), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+@given(st.dictionaries(names | st.text(max_size=5), values, max_size=3))
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_asked_for_is_planned_or_refused(federation: Federation, asked: dict[str, Any]) -> None:
+    with contextlib.suppress(UserError):
+        (plan,) = prepare(["fedc2i"], asked, federation)
+        assert plan.config.settings().rounds >= 1
+        assert plan.config.to_toml()
+
+
+sources = st.sampled_from(["folder", "arrays", "digit5", "office10", "embedded:x", "", "other"])
+odd_text = st.text(st.characters(exclude_characters="/.", exclude_categories=()), min_size=1, max_size=12)
+
+
+@given(source=sources, argument=odd_text, data_dir=odd_text, method=odd_text)
+@settings(max_examples=50, deadline=None)
+def test_no_name_or_path_raises_anything_else(source: str, argument: str, data_dir: str, method: str) -> None:
+    assume(method not in Method.registry)  # hypothesis takes words from the source as well
+    for wanted, asked in (
+        (["local"], {"data": f"{source}:{argument}", "data_dir": data_dir}),
+        (["local"], {"data": f"{source}:~{argument}", "data_dir": f"~{data_dir}"}),
+        ([method], {}),
+        ([f"fedc2i:{method}"], {}),
+        ([f"{method}.py:{argument}"], {}),
+    ):
+        with pytest.raises(UserError):
+            prepare(wanted, asked)
