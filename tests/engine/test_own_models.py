@@ -20,13 +20,14 @@ from fedc2i.core.errors import UserError
 from fedc2i.data.arrays import from_arrays
 from fedc2i.data.federation import Federation
 from fedc2i.engine import simulator
+from fedc2i.engine.checks import check
 from fedc2i.engine.client import ClientData, Recipe
 from fedc2i.engine.executors.looped import Looped
 from fedc2i.engine.executors.stacked.compatibility import obstacle
 from fedc2i.engine.executors.stacked.executor import Stacked
 from fedc2i.engine.executors.stacked.memory_estimate import bytes_of_a_step, clients_that_fit
 from fedc2i.engine.records import Outcome
-from fedc2i.engine.settings import Settings, check
+from fedc2i.engine.settings import Settings
 from fedc2i.engine.simulator import federate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg

@@ -17,7 +17,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,13 +27,11 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import VALID, Params, Stacked, row, stack
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.settings import Settings
 from fedc2i.methods.base import Method
 from fedc2i.methods.math.tags import BUFFER, HEAD
 from fedc2i.models.model import Model
 from fedc2i.training.local import Training
-
-if TYPE_CHECKING:
-    from fedc2i.engine.settings import Settings
 
 KEY_BYTES = 32
 COUNTS = ("class_counts", "class_present")  # of floating point or not: with noise, weights by them mean nothing

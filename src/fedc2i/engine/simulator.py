@@ -14,6 +14,7 @@ import torch
 
 from fedc2i.data.federation import Federation
 from fedc2i.engine import attacks
+from fedc2i.engine.checks import check
 from fedc2i.engine.client import ClientData, Recipe
 from fedc2i.engine.executors.adaptive import Adaptive
 from fedc2i.engine.executors.base import Executor, Turn
@@ -24,7 +25,7 @@ from fedc2i.engine.executors.workers.executor import Workers
 from fedc2i.engine.executors.workers.pool import Pool, cores, lease
 from fedc2i.engine.records import Metrics, Outcome, Round
 from fedc2i.engine.seed_run import Lane
-from fedc2i.engine.settings import Settings, check
+from fedc2i.engine.settings import Settings
 from fedc2i.engine.state import Keep, Start, put_back, state_of
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model

@@ -16,10 +16,11 @@ import torch
 
 from fedc2i.core.errors import UserError
 from fedc2i.engine import attacks
+from fedc2i.engine.checks import check
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.executors.workers.pool import cores
 from fedc2i.engine.records import Round
-from fedc2i.engine.settings import Settings, check
+from fedc2i.engine.settings import Settings
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from fedc2i.core.errors import UserError, nearest, one_line
 from fedc2i.data import sources
 from fedc2i.data.federation import Federation
+from fedc2i.engine.checks import check
 from fedc2i.engine.records import Round
-from fedc2i.engine.settings import check
 from fedc2i.engine.simulator import federate
 from fedc2i.engine.state import Keep, Start, require_fit, size_of_state
 from fedc2i.methods.base import Method
