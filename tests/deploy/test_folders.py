@@ -361,7 +361,7 @@ def test_a_key_is_changed_in_two_steps(centre: Path, hospital: Path) -> None:
 
 
 def test_a_site_is_run_by_one_program_at_a_time(tmp_path: Path) -> None:
-    from fedc2i.deploy.local import alone
+    from fedc2i.deploy.local_federation import alone
 
     own, _ = site_folder.make_site(tmp_path / "a", "a", "embedded", CENTRE, client="Scans", check=False)
     with alone(own), pytest.raises(UserError, match="this site is running already"), alone(own):

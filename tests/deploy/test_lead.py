@@ -27,7 +27,7 @@ from fedc2i.deploy.server_app import job_of
 from fedc2i.deploy.site_folder import make_site
 from fedc2i.engine.records import POINTS, Round
 from fedc2i.flower import message_handlers
-from fedc2i.flower.gather import Policy
+from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.message_handlers import Home
 from fedc2i.runs import journal
 from fedc2i.runs.read import read_run
@@ -39,9 +39,9 @@ POLICY = Policy(deadline=20.0, poll=0.0)
 
 @pytest.fixture(autouse=True)
 def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedc2i.flower.fleet._LOOK", 0.0)
-    monkeypatch.setattr("fedc2i.flower.fleet._AGAIN", 0.0)
-    monkeypatch.setattr("fedc2i.flower.gather.TRIES", 1)
+    monkeypatch.setattr("fedc2i.flower.connections._LOOK", 0.0)
+    monkeypatch.setattr("fedc2i.flower.connections._AGAIN", 0.0)
+    monkeypatch.setattr("fedc2i.flower.answer_collector.TRIES", 1)
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from processes_helpers import write_app, write_key, write_tls
 from fedc2i.core.errors import UserError
 from fedc2i.deploy.flower_processes import SuperLink, SuperNode, Tls
 from fedc2i.deploy.gateway import Gate
-from fedc2i.deploy.launch import Environment, Program, free_port
 from fedc2i.deploy.process_guard import below
+from fedc2i.deploy.program import Environment, Program, free_port
 from fedc2i.deploy.superlink_control import Run, public_key
 from fedc2i.deploy.supervisor import supervise
 
@@ -96,7 +96,7 @@ def test_a_program_that_does_not_listen_is_ended_by_force(tmp_path: Path) -> Non
 _PARENT = """
 import sys, time
 from pathlib import Path
-from fedc2i.deploy.launch import Program
+from fedc2i.deploy.program import Program
 program = Program("shell", Path(sys.argv[1]))
 program.launch(["sh", "-c", "setsid sleep 60 & sleep 61"])
 time.sleep(60)

@@ -24,11 +24,11 @@ from fedc2i.engine.records import Round
 from fedc2i.engine.settings import Settings
 from fedc2i.engine.simulator import federate
 from fedc2i.flower import wire
+from fedc2i.flower.answer_collector import Policy
+from fedc2i.flower.connections import SiteConnections
 from fedc2i.flower.coordinator import Coordinator
-from fedc2i.flower.fleet import Fleet
-from fedc2i.flower.gather import Policy
+from fedc2i.flower.enrolment import wait_for_sites
 from fedc2i.flower.messages import Answer
-from fedc2i.flower.roster import assemble
 from fedc2i.flower.site import Assignment, expected_upload
 from fedc2i.methods import registry
 from fedc2i.methods.base import Method
@@ -56,8 +56,8 @@ class Stage:
         self.coordinator = self.new_coordinator()
 
     def new_coordinator(self) -> Coordinator:
-        fleet = Fleet(self.grid, self.said.append)
-        assemble(fleet, self.federation.names, 0, 1, 0.0, self.said.append, 0.0)
+        fleet = SiteConnections(self.grid, self.said.append)
+        wait_for_sites(fleet, self.federation.names, 0, 1, 0.0, self.said.append, 0.0)
         samples = {client.name: len(client.train) for client in self.federation.clients}
         classes = len(self.federation.classes)
         expected = expected_upload(self.work, self.federation.clients[0], classes)
@@ -69,7 +69,7 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedc2i.flower.fleet._LOOK", 0.0)
+    monkeypatch.setattr("fedc2i.flower.connections._LOOK", 0.0)
 
 
 def in_process(method: Method, model: Model, federation: Federation, settings: Settings) -> list[Round]:
@@ -345,7 +345,7 @@ def test_a_slow_site_is_not_waited_for_and_its_late_model_is_used(model: Model, 
 def test_too_few_sites_end_the_run_with_a_line(
     model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedc2i.flower.gather.TRIES", 2)
+    monkeypatch.setattr("fedc2i.flower.answer_collector.TRIES", 2)
     policy = Policy(0.01, min_sites=3, poll=0.0)
     stage = Stage(FedAvg(), model, federation, Settings(2, training=TRAINING), policy)
     stage.grid.nodes[101].spoil = lambda reply: None
@@ -361,7 +361,7 @@ def test_a_node_can_only_be_the_site_whose_key_it_holds(model: Model, federation
     for number, key in ((100, b"A"), (101, b"B"), (102, b"B")):
         stage.grid.nodes[number].key = key
     said: list[str] = []
-    fleet = Fleet(stage.grid, said.append, {b"A": "a", b"B": "b", b"C": "c"})
+    fleet = SiteConnections(stage.grid, said.append, {b"A": "a", b"B": "b", b"C": "c"})
     fleet.collect()
     assert sorted(fleet.sites) == ["a", "b"]
     assert "a site is left out: it says it is 'c', but holds another site's key" in said
@@ -374,7 +374,7 @@ def test_a_second_node_of_an_authenticated_site_is_refused_while_the_first_is_th
     stage.grid.nodes[100].key = stage.grid.nodes[101].key = b"A"
     stage.grid.nodes[101].app = stage.grid.nodes[100].app
     said: list[str] = []
-    fleet = Fleet(stage.grid, said.append, {b"A": "a"})
+    fleet = SiteConnections(stage.grid, said.append, {b"A": "a"})
     fleet.collect()
     assert list(fleet.sites) == ["a"]
     assert any("which is online already" in line for line in said)
@@ -544,8 +544,8 @@ def test_a_round_without_a_usable_upload_is_resumed_as_it_went_on(
 def test_unusable_uploads_do_not_count_as_answers(
     model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedc2i.flower.gather.TRIES", 2)
-    monkeypatch.setattr("fedc2i.flower.gather.PAUSE", 0.0)
+    monkeypatch.setattr("fedc2i.flower.answer_collector.TRIES", 2)
+    monkeypatch.setattr("fedc2i.flower.answer_collector.PAUSE", 0.0)
     policy = Policy(0.05, min_sites=2, poll=0.0)
     stage = Stage(FedAvg(), model, federation, Settings(1, training=TRAINING), policy)
     stage.grid.nodes[100].spoil = stage.grid.nodes[101].spoil = nan_upload
@@ -655,7 +655,7 @@ def test_a_late_score_is_not_taken_for_training(model: Model, make_federation: C
 def test_a_method_that_fails_everywhere_ends_the_run_soon(
     model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedc2i.flower.gather.PAUSE", 0.01)
+    monkeypatch.setattr("fedc2i.flower.answer_collector.PAUSE", 0.01)
 
     class Broken(FedAvg):
         def loss(self, params: Any, batch: Any, site: Any) -> torch.Tensor:

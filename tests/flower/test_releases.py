@@ -22,7 +22,7 @@ from fedc2i.deploy import lead as leading
 from fedc2i.deploy.run_description import understand
 from fedc2i.engine.accountant import epsilon
 from fedc2i.flower import message_handlers
-from fedc2i.flower.gather import Policy
+from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.messages import Answer, Task
 from fedc2i.runs.read import read_run
 

@@ -20,7 +20,7 @@ from fedc2i.runs.specs import parse
 
 if TYPE_CHECKING:
     from fedc2i.deploy.lead import Job
-    from fedc2i.flower.gather import Policy
+    from fedc2i.flower.answer_collector import Policy
 
 # What needs the extra `flower` is imported inside the commands, so that all others work without it.
 
@@ -38,7 +38,7 @@ def say(line: str) -> None:
 
 def policy_of(deadline: float, min_sites: int, wire: str) -> Policy:
     """How long to wait for whom, checked."""
-    from fedc2i.flower.gather import Policy
+    from fedc2i.flower.answer_collector import Policy
 
     kind, name, _ = parse("fedavg")
     make(kind, {"method": name, "engine": "flower", "deadline": deadline, "min_sites": min_sites, "wire": wire})
@@ -74,7 +74,7 @@ def flower_local(
     """
     require_flower()
     from fedc2i.deploy.lead import Job
-    from fedc2i.deploy.local import set_up
+    from fedc2i.deploy.local_federation import set_up
     from fedc2i.deploy.run_description import refuse_neighbours
 
     values = values_of(None, set_, data, data_dir, None, model, rounds, seeds, topology, None, None, None, None)
@@ -115,7 +115,7 @@ def flower_local(
 
 
 def _run_locally(job: Job, folder: Path) -> None:
-    from fedc2i.deploy.local import clear, run_locally
+    from fedc2i.deploy.local_federation import clear, run_locally
 
     try:
         run_locally(job, say)
@@ -137,7 +137,7 @@ def is_local(folder: Path) -> bool:
 def go_on(folder: Path, json: bool) -> None:
     """Goes on with a run of `fedc2i flower-local` that was cut off, and shows it."""
     require_flower()
-    from fedc2i.deploy.local import clear, read_job
+    from fedc2i.deploy.local_federation import clear, read_job
 
     with locked(folder):
         job = read_job(folder)

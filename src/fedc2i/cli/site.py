@@ -94,7 +94,7 @@ def start(
     """Take part until Ctrl-C or SIGTERM; comes back by itself when the line or the coordinator was gone."""
     flower.require_flower()
     from fedc2i.deploy.folders import read_site
-    from fedc2i.deploy.local import alone, supernode
+    from fedc2i.deploy.local_federation import alone, supernode
     from fedc2i.deploy.supervisor import supervise
 
     site = read_site(folder, ready=not insecure)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fedc2i.core.errors import UserError
 from fedc2i.deploy import gateway, supernode
-from fedc2i.deploy.launch import LOOPBACK, Environment, Program, address, free_port, is_loopback, why_not
+from fedc2i.deploy.program import LOOPBACK, Environment, Program, address, free_port, is_loopback, why_not
 from fedc2i.deploy.superlink_control import Control, Value
 
 REFUSED = 305  # Flower's exit code for a node that the SuperLink does not let in

@@ -27,11 +27,11 @@ from fedc2i.deploy.run_description import describe
 from fedc2i.engine import accountant, checkpoint_file
 from fedc2i.engine.client import Recipe
 from fedc2i.engine.records import POINTS, Point, Round
+from fedc2i.flower.answer_collector import Policy
+from fedc2i.flower.connections import Grid, SiteConnections
 from fedc2i.flower.coordinator import Coordinator
-from fedc2i.flower.fleet import Fleet, Grid
-from fedc2i.flower.gather import Policy
+from fedc2i.flower.enrolment import common_federation, reject_incompatible, wait_for_sites
 from fedc2i.flower.messages import Introduction
-from fedc2i.flower.roster import assemble, in_common, refuse_misfits
 from fedc2i.flower.site import Assignment, expected_upload
 from fedc2i.report import figures
 from fedc2i.report.progress import left_out
@@ -59,7 +59,7 @@ class Job:
         wait: seconds to wait for the sites at the start.
         policy: how long to wait for whom in a round, and how models travel.
         local: where the folders of all sites lie, seen from ``out``, if they are all on this machine; see
-            `fedc2i.deploy.local`.
+            `fedc2i.deploy.local_federation`.
     """
 
     out: Path
@@ -124,10 +124,10 @@ def lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
 
 def _lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
     keys = {_pem(line): name for name, line in job.keys.items()} or None
-    fleet = Fleet(grid, say, keys, ttl=2 * job.policy.deadline + 60)
+    fleet = SiteConnections(grid, say, keys, ttl=2 * job.policy.deadline + 60)
     run, federation = _resume(job, fleet, say) or _begin(job, fleet, say)
     write_atomically(job.out / JOB, job.to_json().encode())
-    refuse_misfits(fleet, federation, job.policy.min_sites)
+    reject_incompatible(fleet, federation, job.policy.min_sites)
     plan = prepare([job.method], {**job.settings, **job.policy.settings(), "device": "cpu"}, federation)[0]
     files = RunFolder(job.out, federation.names)
     planned = accountant.cost(plan.config, len(federation.names))
@@ -153,7 +153,7 @@ def _tidy(out: Path) -> None:
 
 
 def _lead_seed(
-    fleet: Fleet,
+    fleet: SiteConnections,
     plan: Plan,
     job: Job,
     run: str,
@@ -210,11 +210,11 @@ def _of(report: Round, point: Point) -> str:
     return "" if scored == len(report.participants) else f" (of {scored})"
 
 
-def _begin(job: Job, fleet: Fleet, say: Callable[[str], None]) -> tuple[str, RemoteFederation]:
+def _begin(job: Job, fleet: SiteConnections, say: Callable[[str], None]) -> tuple[str, RemoteFederation]:
     """Waits for the sites, and writes down who they are."""
-    there = assemble(fleet, job.sites, job.count, job.policy.min_sites, job.wait, say, job.policy.poll)
+    there = wait_for_sites(fleet, job.sites, job.count, job.policy.min_sites, job.wait, say, job.policy.poll)
     names = job.sites or tuple(own.name for own in there)
-    federation = in_common(there, names, job.classes, say)
+    federation = common_federation(there, names, job.classes, say)
     run = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     described = {
         "run": run,
@@ -229,7 +229,7 @@ def _begin(job: Job, fleet: Fleet, say: Callable[[str], None]) -> tuple[str, Rem
     return run, federation
 
 
-def _resume(job: Job, fleet: Fleet, say: Callable[[str], None]) -> tuple[str, RemoteFederation] | None:
+def _resume(job: Job, fleet: SiteConnections, say: Callable[[str], None]) -> tuple[str, RemoteFederation] | None:
     """The run that was begun in this folder, if there is one; waits for its sites, as the first to come is not all."""
     path = job.out / _RUN
     if not path.is_file():
@@ -241,10 +241,10 @@ def _resume(job: Job, fleet: Fleet, say: Callable[[str], None]) -> tuple[str, Re
             raise UserError(f"{job.out}: holds a run with other settings; choose another --out")
         classes, image = tuple(values["classes"]), tuple(values["image"])
         there = [Introduction(name, own, classes, image) for name, own in values["sizes"].items()]
-        run, federation = str(values["run"]), in_common(there, values["names"], classes, say)
+        run, federation = str(values["run"]), common_federation(there, values["names"], classes, say)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"{path}: cannot be read ({error}); choose another --out") from None
-    assemble(fleet, federation.names, 0, job.policy.min_sites, job.wait, say, job.policy.poll)
+    wait_for_sites(fleet, federation.names, 0, job.policy.min_sites, job.wait, say, job.policy.poll)
     return run, federation
 
 

@@ -14,8 +14,8 @@ from fedc2i.core.files import write_atomically
 from fedc2i.deploy.coordinator_folder import admitted
 from fedc2i.deploy.flower_processes import SuperLink, Tls
 from fedc2i.deploy.folders import Coordinator
-from fedc2i.deploy.launch import Environment
 from fedc2i.deploy.lead import JOB, Job
+from fedc2i.deploy.program import Environment
 from fedc2i.deploy.run_description import files
 from fedc2i.deploy.superlink_control import Run, public_key
 

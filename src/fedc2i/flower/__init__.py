@@ -4,9 +4,9 @@ wire.py          tensors as Flower records
 tasks.py         what a site is asked, and what it answers
 memory.py        what a site keeps between rounds
 site.py          a site's part of a round
-fleet.py         which node is which site, and messages on their way
-gather.py        asking sites, and waiting no longer than agreed
-roster.py        who takes part
+connections.py   which node is which site, and messages in transit
+answer_collector.py  asking sites and waiting for their answers
+enrolment.py     who takes part
 diagnostics.py   what sites say of an exchange, as far as it fits together
 coordinator.py   the rounds
 client_app.py    a site as Flower calls it

@@ -25,9 +25,9 @@ from fedc2i.engine.participation import Patience, choose
 from fedc2i.engine.records import Metrics, Point, Round
 from fedc2i.engine.server import Mailbox, Server
 from fedc2i.flower import wire
+from fedc2i.flower.answer_collector import AnswerCollector, Policy
+from fedc2i.flower.connections import SiteConnections
 from fedc2i.flower.diagnostics_check import agreed
-from fedc2i.flower.fleet import Fleet
-from fedc2i.flower.gather import Gatherer, Policy
 from fedc2i.flower.messages import Answer, Task
 from fedc2i.flower.site import Assignment
 
@@ -50,7 +50,7 @@ class Coordinator:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: SiteConnections,
         samples: Mapping[str, int],
         assignment: Assignment,
         expected: Params,
@@ -80,7 +80,7 @@ class Coordinator:
         self._fleet = fleet
         fleet.forget()
         self._expected, self._classes = _shapes(expected), classes
-        self._gatherer = Gatherer(fleet, self._names, policy, say, self._is_usable, self._take_late, on_client)
+        self._collector = AnswerCollector(fleet, self._names, policy, say, self._is_usable, self._take_late, on_client)
         self._recipe, self._settings = assignment.recipe, assignment.settings
         recipe, settings = assignment.recipe, assignment.settings
         self._samples = torch.tensor(list(samples.values()))
@@ -233,7 +233,7 @@ class Coordinator:
         )
 
     def _ask(self, number: int, tasks: Mapping[int, Task]) -> dict[int, Answer]:
-        answers = self._gatherer.gather(number, tasks, lambda m: tasks[m].to_record(*self._packed(m)))
+        answers = self._collector.collect(number, tasks, lambda m: tasks[m].to_record(*self._packed(m)))
         for client in answers:
             self._samples[client] = self._fleet.sites[self._names[client]].samples["train"]
         return answers

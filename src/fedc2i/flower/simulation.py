@@ -36,11 +36,11 @@ from flwr.simulation import run_simulation
 
 from fedc2i.data.federation import Federation
 from fedc2i.flower import message_handlers
+from fedc2i.flower.answer_collector import Policy
+from fedc2i.flower.connections import Grid, SiteConnections
 from fedc2i.flower.coordinator import Coordinator
-from fedc2i.flower.fleet import Fleet, Grid
-from fedc2i.flower.gather import Policy
+from fedc2i.flower.enrolment import wait_for_sites
 from fedc2i.flower.messages import Task
-from fedc2i.flower.roster import assemble
 from fedc2i.flower.site import Assignment, expected_upload
 
 was_interrupted = False  # threads of Flower's may then never end
@@ -89,9 +89,9 @@ def federate(
 
         @server.main()
         def main(grid: Any, context: Context) -> None:
-            fleet = Fleet(_Stoppable(grid, stop), say, ttl=2 * policy.deadline + 60)
+            fleet = SiteConnections(_Stoppable(grid, stop), say, ttl=2 * policy.deadline + 60)
             count = len(federation.clients)
-            assemble(fleet, federation.names, count, count, policy.deadline, lambda line: None, policy.poll)
+            wait_for_sites(fleet, federation.names, count, count, policy.deadline, lambda line: None, policy.poll)
             samples = {client.name: len(client.train) for client in federation.clients}
             for seed in seeds:
                 recipe = Recipe(method, model, settings.training, settings.rounds, seed)

@@ -168,7 +168,7 @@ class Plan:
         self.require_engine()
         if self.config.engine == "flower-sim":
             from fedc2i.flower import simulation  # an optional extra
-            from fedc2i.flower.gather import Policy
+            from fedc2i.flower.answer_collector import Policy
 
             policy = Policy(self.config.deadline, self.config.min_sites, self.config.wire == "float16", poll=0.05)
             say = getattr(observer, "say", lambda line: None)

@@ -17,7 +17,7 @@ from fedc2i.cli.main import app
 from fedc2i.core.errors import UserError
 from fedc2i.deploy.folders import read_coordinator, read_site
 from fedc2i.deploy.lead import Job
-from fedc2i.deploy.local import clear, read_job, set_up
+from fedc2i.deploy.local_federation import clear, read_job, set_up
 from helpers import write_arrays
 
 

@@ -58,7 +58,7 @@ class _Letter:
     serial: int
 
 
-class Fleet:
+class SiteConnections:
     """Sites that have introduced themselves, and what they were asked."""
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import RecordDict
 
 from fedc2i.core.errors import UserError
-from fedc2i.flower.fleet import Fleet, Mail
+from fedc2i.flower.connections import Mail, SiteConnections
 from fedc2i.flower.messages import Answer, Task
 
 AGAIN = 2  # times that a site is asked again in a round when a message was lost
@@ -41,12 +41,12 @@ class Policy:
         return {"engine": "flower", "wire": wire, "deadline": self.deadline, "min_sites": self.min_sites}
 
 
-class Gatherer:
+class AnswerCollector:
     """The sites of a run, by their number in the table."""
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: SiteConnections,
         names: Sequence[str],
         policy: Policy,
         say: Callable[[str], None],
@@ -70,7 +70,9 @@ class Gatherer:
         self._serial = 0
         self._missing: dict[str, int] = {}  # since which round
 
-    def gather(self, number: int, tasks: Mapping[int, Task], content: Callable[[int], RecordDict]) -> dict[int, Answer]:
+    def collect(
+        self, number: int, tasks: Mapping[int, Task], content: Callable[[int], RecordDict]
+    ) -> dict[int, Answer]:
         """The answers of those who give one in time.
 
         Args:

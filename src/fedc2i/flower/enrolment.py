@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.data.remote import RemoteFederation, blank_clients
-from fedc2i.flower.fleet import Fleet
+from fedc2i.flower.connections import SiteConnections
 from fedc2i.flower.messages import MOST_LETTERS, Introduction
 
 MOST_NAMED = 20  # classes in a line
 MOST_LISTED = 8  # sites in a line, and classes of each
 
 
-def assemble(
-    fleet: Fleet,
+def wait_for_sites(
+    fleet: SiteConnections,
     expected: Sequence[str],
     count: int,
     at_least: int,
@@ -59,13 +59,13 @@ def assemble(
     return there
 
 
-def in_common(
+def common_federation(
     there: Sequence[Introduction],
     names: Sequence[str],
     classes: Sequence[str],
     say: Callable[[str], None],
 ) -> RemoteFederation:
-    """The sites as a federation, with images of the most common size; see `refuse_misfits` for the others.
+    """The sites as a federation, with images of the most common size; see `reject_incompatible` for the others.
 
     Args:
         there: the sites that introduced themselves.
@@ -91,7 +91,7 @@ def in_common(
     )
 
 
-def refuse_misfits(fleet: Fleet, federation: RemoteFederation, at_least: int) -> None:
+def reject_incompatible(fleet: SiteConnections, federation: RemoteFederation, at_least: int) -> None:
     """Leaves out sites whose images have another size than the run's or that have other classes, also those to come.
 
     Raises:

@@ -16,8 +16,8 @@ from fedc2i.deploy.coordinator_folder import admit, admitted, make_coordinator
 from fedc2i.deploy.flower_processes import SuperNode
 from fedc2i.deploy.folders import Site, read_coordinator, read_site
 from fedc2i.deploy.keys import read_request
-from fedc2i.deploy.launch import LOOPBACK, free_port
 from fedc2i.deploy.lead import JOB, Job, refuse_changed_files
+from fedc2i.deploy.program import LOOPBACK, free_port
 from fedc2i.deploy.secret_files import read_small
 from fedc2i.deploy.site_folder import make_site
 from fedc2i.deploy.superlink_run import PRELOAD, conduct, open_link
