@@ -22,8 +22,9 @@ from fedc2i.cli import site as site_command
 from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.deploy import coordinator_folder, keys, site_folder, tls
-from fedc2i.deploy.folders import COORDINATOR, SITE, read_coordinator, read_site
+from fedc2i.deploy.coordinator_folder import read_coordinator
 from fedc2i.deploy.secret_files import make_folder
+from fedc2i.deploy.site_folder import read_site
 from helpers import files_below, write_arrays
 
 APP = typer.Typer()
@@ -120,7 +121,7 @@ def test_the_data_folder_is_stored_absolute(tmp_path: Path, monkeypatch: pytest.
     [
         ({"name": "../a"}, "no name for a site"),
         ({"coordinator": "fed.example.org"}, "no address"),
-        ({"coordinator": "0.0.0.0:1"}, "can reach"),
+        ({"coordinator": "0.0.0.0:1"}, "cannot be reached"),
         ({"data": "arrays:nowhere"}, "not a readable directory"),
         ({"data": "elsewhere"}, "'elsewhere' is unknown"),
         ({"data": "arrays:~nobody-here/x"}, "does not know"),
@@ -223,6 +224,7 @@ def test_settings_of_the_coordinator_that_are_refused(tmp_path: Path, changed: d
     assert reason in refusal(read_coordinator, tmp_path, ready=False)
 
 
+NAMES = [*site_folder.SETTINGS, *coordinator_folder.SETTINGS]
 VALUES = (
     st.text(max_size=20) | st.integers() | st.booleans() | st.floats() | st.lists(st.text(max_size=5) | st.integers())
 )
@@ -230,7 +232,9 @@ VALUES = (
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.dictionaries(st.sampled_from([*SITE, *COORDINATOR]) | st.text(max_size=8), VALUES).map(tomli_w.dumps)
+    st.dictionaries(
+        st.sampled_from([*site_folder.SETTINGS, *coordinator_folder.SETTINGS]) | st.text(max_size=8), VALUES
+    ).map(tomli_w.dumps)
     | st.text(max_size=99)
 )
 def test_any_settings_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
@@ -280,7 +284,7 @@ def test_sites_are_admitted_listed_and_removed(tmp_path: Path, centre: Path, hos
     assert "No site" in run("coordinator", "sites", centre)
     wrong = problem("coordinator", "admit", centre, request, "--fingerprint", "SHA256:other")
     assert "not admitted" in wrong
-    own = site_folder.own_fingerprint(read_site(hospital))
+    own = read_site(hospital).fingerprint
     printed = run("coordinator", "admit", centre, request, "--fingerprint", own)
     assert printed.splitlines() == [f"hospital-a: {own}", "hospital-a is admitted."]
     assert "already" in run("coordinator", "admit", centre, request)
@@ -361,10 +365,8 @@ def test_a_key_is_changed_in_two_steps(centre: Path, hospital: Path) -> None:
 
 
 def test_a_site_is_run_by_one_program_at_a_time(tmp_path: Path) -> None:
-    from fedc2i.deploy.local_federation import alone
-
     own, _ = site_folder.make_site(tmp_path / "a", "a", "embedded", CENTRE, client="Scans", check=False)
-    with alone(own), pytest.raises(UserError, match="this site is running already"), alone(own):
+    with own.locked(), pytest.raises(UserError, match="this site is running already"), own.locked():
         pass
-    with alone(own):
+    with own.locked():
         pass

@@ -307,7 +307,7 @@ def test_a_server_that_sites_would_refuse() -> None:
     assert "ca.key" in refusal(tls.server_certificate, KEY, AUTHORITY, KEY.public_key(), ["a"])
 
 
-@pytest.mark.parametrize("module", ["keys", "tls", "folders", "site_folder", "coordinator_folder"])
+@pytest.mark.parametrize("module", ["keys", "tls", "site_folder", "coordinator_folder"])
 def test_without_cryptography_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     for name in [name for name in sys.modules if name.startswith("fedc2i.deploy.")]:
         monkeypatch.delitem(sys.modules, name)

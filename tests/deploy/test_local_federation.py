@@ -15,9 +15,10 @@ from fedc2i import Federation
 from fedc2i.cli.flower import is_local
 from fedc2i.cli.main import app
 from fedc2i.core.errors import UserError
-from fedc2i.deploy.folders import read_coordinator, read_site
+from fedc2i.deploy.coordinator_folder import read_coordinator
 from fedc2i.deploy.lead import Job
 from fedc2i.deploy.local_federation import clear, read_job, set_up
+from fedc2i.deploy.site_folder import read_site
 from helpers import write_arrays
 
 

@@ -23,10 +23,11 @@ pytest.importorskip("flwr")
 from processes_helpers import write_app, write_key, write_tls
 
 from fedc2i.core.errors import UserError
+from fedc2i.deploy.addresses import free_port
 from fedc2i.deploy.flower_processes import SuperLink, SuperNode, Tls
 from fedc2i.deploy.gateway import Gate
 from fedc2i.deploy.process_guard import below
-from fedc2i.deploy.program import Environment, Program, free_port
+from fedc2i.deploy.program import Environment, Program
 from fedc2i.deploy.superlink_control import Run, public_key
 from fedc2i.deploy.supervisor import supervise
 
@@ -147,7 +148,7 @@ def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} of 127.0.0.1 cannot be had"):
+        with pytest.raises(UserError, match=f"cannot listen on port {port} of 127.0.0.1"):
             SuperLink(tmp_path, port=port, tls=write_tls(tmp_path)).start()
 
 

@@ -31,7 +31,7 @@ from safetensors.torch import save
 from fedc2i.core.errors import UserError
 from fedc2i.data import arrays, converted, folder, formats, images, office10
 from fedc2i.data.catalog import OFFICE_CLASSES
-from fedc2i.deploy import coordinator_folder, folders, keys, run_description, site_folder, tls
+from fedc2i.deploy import coordinator_folder, keys, run_description, site_folder, tls
 from fedc2i.deploy.addresses import check_host, parse_address
 from fedc2i.deploy.secret_files import read_small
 from fedc2i.engine import checkpoint_file
@@ -265,7 +265,10 @@ def _site(path: Path) -> None:
 def _read_site(path: Path) -> object:
     for key in path.rglob("*.key"):
         key.chmod(0o600)
-    found: list[object] = [folders.read_site(path / "site"), folders.read_coordinator(path / "coordinator")]
+    found: list[object] = [
+        site_folder.read_site(path / "site"),
+        coordinator_folder.read_coordinator(path / "coordinator"),
+    ]
     found.append(keys.read_request(read_small(path / "site" / "clinic.csr")))
     found.append(tls.describe(tls.read_certificate(read_small(path / "site" / "ca.crt"), "ca.crt")))
     for line in (path / "addresses").read_text(encoding="utf-8", errors="surrogateescape").splitlines():

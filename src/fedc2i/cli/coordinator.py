@@ -59,7 +59,7 @@ def admit(
 ) -> None:
     """Let a site take part, after showing whose key it is."""
     from fedc2i.deploy import coordinator_folder, keys
-    from fedc2i.deploy.folders import read_coordinator
+    from fedc2i.deploy.coordinator_folder import read_coordinator
     from fedc2i.deploy.secret_files import read_small
 
     own = read_coordinator(folder, ready=False)
@@ -73,7 +73,7 @@ def admit(
 def sites(folder: Folder) -> None:
     """List the admitted sites and their keys."""
     from fedc2i.deploy import coordinator_folder, keys
-    from fedc2i.deploy.folders import read_coordinator
+    from fedc2i.deploy.coordinator_folder import read_coordinator
 
     found = coordinator_folder.admitted(read_coordinator(folder, ready=False))
     if not found:
@@ -89,7 +89,7 @@ def sites(folder: Folder) -> None:
 def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The site's name.", show_default=False)]) -> None:
     """Let a site take part no longer."""
     from fedc2i.deploy import coordinator_folder
-    from fedc2i.deploy.folders import read_coordinator
+    from fedc2i.deploy.coordinator_folder import read_coordinator
 
     coordinator_folder.remove(read_coordinator(folder, ready=False), name)
     typer.echo(f"{name} is removed, from the coordinator's next start on.")
@@ -102,8 +102,7 @@ def renew(
     days: Annotated[int, typer.Option(help="How long it will be valid.")] = 397,
 ) -> None:
     """Make a new server certificate; the authority and the sites stay as they are."""
-    from fedc2i.deploy.coordinator_folder import renew
-    from fedc2i.deploy.folders import read_coordinator
+    from fedc2i.deploy.coordinator_folder import read_coordinator, renew
 
     made = renew(read_coordinator(folder, ready=False), host or (), days)
     _print_certificates(made.folder)
@@ -146,8 +145,7 @@ def start(
     The same command goes on with a run that was cut off, from its last finished round.
     """
     flower.require_flower()
-    from fedc2i.deploy.coordinator_folder import admitted
-    from fedc2i.deploy.folders import read_coordinator
+    from fedc2i.deploy.coordinator_folder import admitted, read_coordinator
     from fedc2i.deploy.lead import Job
     from fedc2i.deploy.superlink_run import conduct, open_link
 

@@ -55,7 +55,7 @@ def init(
     )
     for line in federation.describe() if federation else ["The data was not looked at."]:
         typer.echo(line)
-    typer.echo(f"key of {name}: {site_folder.own_fingerprint(made)}")
+    typer.echo(f"key of {name}: {made.fingerprint}")
     typer.echo(f"Send {made.request} to the coordinator, and tell them the key's SHA-256 by another way.")
     if authority is None:
         typer.echo(f"Put the coordinator's ca.crt into {made.folder}; compare its SHA-256 with what they told you.")
@@ -72,15 +72,15 @@ def rotate(
 ) -> None:
     """Change the site's key, in two steps: make the next one, and use it when the coordinator has admitted it."""
     from fedc2i.deploy import site_folder
-    from fedc2i.deploy.folders import read_site
+    from fedc2i.deploy.site_folder import read_site
 
     own = read_site(folder, ready=False)
     if confirm:
         site_folder.confirm(own)
-        typer.echo(f"key of {own.name}: {site_folder.own_fingerprint(own)}; start the site again to use it.")
+        typer.echo(f"key of {own.name}: {own.fingerprint}; start the site again to use it.")
         return
     following = site_folder.rotate(own)
-    typer.echo(f"next key of {own.name}: {site_folder.own_fingerprint(following)}; the present one stays in use.")
+    typer.echo(f"next key of {own.name}: {following.fingerprint}; the present one stays in use.")
     typer.echo(f"Send {following.request} to the coordinator, who admits it with --replace;")
     typer.echo(f"then `fedc2i site rotate {folder} --confirm`, and start the site again.")
 
@@ -93,11 +93,11 @@ def start(
 ) -> None:
     """Take part until Ctrl-C or SIGTERM; comes back by itself when the line or the coordinator was gone."""
     flower.require_flower()
-    from fedc2i.deploy.folders import read_site
-    from fedc2i.deploy.local_federation import alone, supernode
+    from fedc2i.deploy.local_federation import supernode
+    from fedc2i.deploy.site_folder import read_site
     from fedc2i.deploy.supervisor import supervise
 
     site = read_site(folder, ready=not insecure)
     site.load()  # what is wrong with the data should be seen now, not in the first round
-    with alone(site):
+    with site.locked():
         supervise(supernode(site, insecure, force))

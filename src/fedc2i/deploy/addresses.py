@@ -1,17 +1,20 @@
-"""Host names, IP addresses and ports as people write them, checked."""
+"""Host names, IP addresses and ports: checked as people write them, and free or not on this machine."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
+import socket
 
 from fedc2i.core.errors import UserError
 
+LOOPBACK = "127.0.0.1"
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 
 
 def check_host(host: str, where: str = "host") -> str:
-    """A host name in lower case or an IP address, as it can stand in a certificate.
+    """A host name in lower case or an IP address, in the form that certificates use.
 
     Raises:
         UserError: for anything else, for example an address with a port.
@@ -24,7 +27,7 @@ def check_host(host: str, where: str = "host") -> str:
             return lower
         raise UserError(f"{where}: {host[:99]!a} is neither a host name in ASCII nor an IP address") from None
     if address.is_unspecified or getattr(address, "scope_id", None):
-        raise UserError(f"{where}: {host} is no address that another machine can reach")
+        raise UserError(f"{where}: {host} cannot be reached from another machine")
     return str(address)
 
 
@@ -32,7 +35,7 @@ def parse_address(address: str, where: str = "coordinator") -> tuple[str, int]:
     """``host:port`` or ``[IPv6]:port`` as host and port.
 
     Raises:
-        UserError: if it is neither.
+        UserError: for anything else.
     """
     parts = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+)):([0-9]{1,5})", address)
     if not parts:
@@ -53,3 +56,42 @@ def check_bind(address: str, where: str = "bind") -> str:
         return str(ipaddress.ip_address(address))
     except ValueError:
         raise UserError(f"{where}: {address[:99]!a} is no IP address to listen on, such as 10.0.0.5") from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def local_address(host: str, port: int) -> str:
+    """``host:port`` for a client on this machine, where a server listens on ``host``."""
+    host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A port that nobody uses at the moment."""
+    with _socket_for(host) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def require_free(host: str, port: int) -> None:
+    """Raises a `UserError` with the reason if a server cannot listen there."""
+    with _socket_for(host) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that has just been closed is free
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise UserError(f"{host} is not an address of this machine; coordinator.toml has it as bind") from None
+            raise UserError(
+                f"cannot listen on port {port} of {host} ({error.strerror}); set in coordinator.toml and site.toml"
+            ) from None
+
+
+def _socket_for(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

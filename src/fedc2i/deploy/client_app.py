@@ -14,8 +14,8 @@ from flwr.clientapp import ClientApp
 
 from fedc2i.core.errors import UserError
 from fedc2i.data import sources
-from fedc2i.deploy.folders import read_site
 from fedc2i.deploy.run_description import understand
+from fedc2i.deploy.site_folder import read_site
 from fedc2i.flower.message_handlers import Home, make
 
 

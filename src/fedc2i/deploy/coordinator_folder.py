@@ -1,38 +1,112 @@
-"""Making the coordinator's folder, renewing its certificate, and deciding who takes part."""
+"""The coordinator's folder: its settings, its certificates, and which sites are admitted.
+
+coordinator.toml                 its host names, its port, and the address it listens on
+ca.key, ca.crt                   the key and certificate of its authority
+server.key, server.crt           the key and certificate that it shows to the sites
+sites/NAME.pub                   one public key for each admitted site
+state/, logs/                    written by the running processes
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically, writing
 from fedc2i.deploy import keys, tls
-from fedc2i.deploy.addresses import check_bind, check_host, check_port
-from fedc2i.deploy.folders import Coordinator
-from fedc2i.deploy.secret_files import make_folder, read_secret, read_small, require_new, toml
+from fedc2i.deploy.addresses import LOOPBACK, check_bind, check_host, check_port
+from fedc2i.deploy.secret_files import make_folder, places, read_secret, read_settings, read_small, require_new, toml
 
-PORT, BIND = 9092, "127.0.0.1"
+PORT = 9092
+SETTINGS: Mapping[str, type] = {"hosts": list, "port": int, "bind": str, "state": str, "logs": str}
 
 
-def make_coordinator(folder: Path, hosts: Sequence[str], port: int = PORT, bind: str = BIND) -> Coordinator:
-    """Makes the coordinator's folder with a fresh authority and a server certificate, all of it or nothing.
+@dataclass(frozen=True)
+class CoordinatorFolder:
+    """The coordinator's folder and its settings; all paths are absolute."""
+
+    folder: Path
+    hosts: tuple[str, ...]
+    port: int
+    bind: str
+    state: Path
+    logs: Path
+
+    @property
+    def authority(self) -> Path:
+        """For ``flower-superlink --ssl-ca-certfile``."""
+        return self.folder / "ca.crt"
+
+    @property
+    def certificate(self) -> Path:
+        """For ``flower-superlink --ssl-certfile``."""
+        return self.folder / "server.crt"
+
+    @property
+    def key(self) -> Path:
+        """For ``flower-superlink --ssl-keyfile``."""
+        return self.folder / "server.key"
+
+    @property
+    def sites(self) -> Path:
+        """Where the keys of the admitted sites lie."""
+        return self.folder / "sites"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its certificate must be valid for: its hosts, and the address that its own processes call."""
+        own = () if ipaddress.ip_address(self.bind).is_unspecified else (self.bind,)
+        return tuple(dict.fromkeys((*self.hosts, *own)))
+
+
+def read_coordinator(folder: Path, *, ready: bool = True) -> CoordinatorFolder:
+    """Reads the coordinator's folder.
 
     Args:
-        folder: new, or there and empty.
-        hosts: the names and addresses by which sites reach it, at least one.
-        port: where it listens.
-        bind: the address it listens on; by default this machine alone can reach it.
+        folder: made by `make_coordinator`.
+        ready: also reject what would keep it from starting: a key that others can read, a certificate that sites
+            would not accept. ``ca.key`` is not needed for that, and may lie elsewhere until the next renewal.
 
     Raises:
-        UserError: if the folder holds something, or an argument is not allowed.
+        UserError: for a file that is missing, damaged or readable by others, an unknown setting or a wrong one.
+    """
+    path = folder / "coordinator.toml"
+    found = read_settings(path, SETTINGS, ("hosts", "port", "bind"))
+    if not found["hosts"] or not all(isinstance(host, str) for host in found["hosts"]):
+        raise UserError(f"{path}: 'hosts' must be a list of texts, at least one")
+    hosts = tuple(check_host(host, str(path)) for host in found["hosts"])
+    port, bind = check_port(found["port"], str(path)), check_bind(found["bind"], str(path))
+    own = CoordinatorFolder(folder.absolute(), hosts, port, bind, **places(folder, found))
+    if ready:
+        authority = tls.read_certificate(read_small(own.authority), str(own.authority), authority=True)
+        certificate = tls.read_certificate(read_small(own.certificate), str(own.certificate))
+        key = keys.read_private(read_secret(own.key), str(own.key))
+        if (secret := own.folder / "ca.key").exists():
+            read_secret(secret)
+        tls.check_server(authority, certificate, key, own.names)
+    return own
+
+
+def make_coordinator(folder: Path, hosts: Sequence[str], port: int = PORT, bind: str = LOOPBACK) -> CoordinatorFolder:
+    """Makes the coordinator's folder with a new authority and a server certificate. If it fails, it leaves nothing.
+
+    Args:
+        folder: new or empty.
+        hosts: the names and addresses by which sites reach it, at least one.
+        port: where it listens.
+        bind: the address it listens on; by default only this machine can reach it.
+
+    Raises:
+        UserError: if the folder is not empty, or an argument is not allowed.
     """
     require_new(folder)
     if not hosts:
         raise UserError("host: at least one name or address is needed by which sites reach the coordinator")
-    place, names = folder.absolute(), tuple(dict.fromkeys(map(check_host, hosts)))
-    own = Coordinator(place, names, check_port(port), check_bind(bind), place / "state", place / "logs")
+    names = tuple(dict.fromkeys(map(check_host, hosts)))
+    own = CoordinatorFolder(folder.absolute(), names, check_port(port), check_bind(bind), **places(folder, {}))
     authority_key, authority = tls.new_authority(f"fedc2i authority of {names[0]}")
     key = keys.new_key()
     files = {
@@ -46,16 +120,16 @@ def make_coordinator(folder: Path, hosts: Sequence[str], port: int = PORT, bind:
     return own
 
 
-def renew(own: Coordinator, hosts: Sequence[str] = (), days: int = tls.SERVER_DAYS) -> Coordinator:
-    """Makes a new server certificate with the same key and the same authority: sites need not be asked.
+def renew(own: CoordinatorFolder, hosts: Sequence[str] = (), days: int = tls.SERVER_DAYS) -> CoordinatorFolder:
+    """Makes a new server certificate with the same key and authority, so that sites need no new file.
 
     Args:
         own: the coordinator.
-        hosts: other names than it had, if any.
-        days: how long it is valid.
+        hosts: new names, if they change.
+        days: how long the certificate is valid.
 
     Raises:
-        UserError: if ``ca.key`` is not there or does not belong to ``ca.crt``, or the authority has expired.
+        UserError: if ``ca.key`` is missing or does not belong to ``ca.crt``, or the authority has expired.
     """
     if days < 1:
         raise UserError(f"days is {days}, must be at least 1")
@@ -71,11 +145,11 @@ def renew(own: Coordinator, hosts: Sequence[str] = (), days: int = tls.SERVER_DA
     return renewed
 
 
-def admitted(own: Coordinator) -> dict[str, str]:
+def admitted(own: CoordinatorFolder) -> dict[str, str]:
     """The public key line of every admitted site, by name.
 
     Raises:
-        UserError: for a file that is no site's key, or a key under two names.
+        UserError: for a file that is not a site's key, or a key under two names.
     """
     found: dict[str, str] = {}
     for path in sorted(path for path in own.sites.glob("*") if not path.name.startswith(".")):
@@ -89,21 +163,21 @@ def admitted(own: Coordinator) -> dict[str, str]:
 
 
 def admit(
-    own: Coordinator, request: keys.Request, *, replace_key: bool = False, fingerprint: str | None = None
+    own: CoordinatorFolder, request: keys.Request, *, replace_key: bool = False, fingerprint: str | None = None
 ) -> bool:
-    """Lets a site take part from the next start on.
+    """Admits a site, from the next start on.
 
     Args:
         own: the coordinator.
-        request: as `keys.read_request` returns it.
-        replace_key: whether a site that is known may get another key.
-        fingerprint: what the key's must be, if the site told it by another way.
+        request: from `keys.read_request`.
+        replace_key: allow a new key for a site that is admitted.
+        fingerprint: of the key, if the site gave it in another way; another key is then rejected.
 
     Returns:
         Whether anything changed; False if this site was admitted with this key already.
 
     Raises:
-        UserError: if the name has another key, the key another name or another fingerprint.
+        UserError: if the name has another key, or the key another name or another fingerprint.
     """
     if fingerprint is not None and fingerprint.strip() != keys.fingerprint(request.public):
         raise UserError(
@@ -124,8 +198,8 @@ def admit(
     return True
 
 
-def remove(own: Coordinator, name: str) -> None:
-    """Lets a site take part no longer, from the next start on.
+def remove(own: CoordinatorFolder, name: str) -> None:
+    """Ends a site's admission, from the next start on.
 
     Raises:
         UserError: if no such site is admitted.
@@ -137,7 +211,7 @@ def remove(own: Coordinator, name: str) -> None:
         path.unlink()
 
 
-def _settings(own: Coordinator) -> bytes:
+def _settings(own: CoordinatorFolder) -> bytes:
     inside = {
         name: str(path.relative_to(own.folder) if path.is_relative_to(own.folder) else path)
         for name, path in (("state", own.state), ("logs", own.logs))

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from fedc2i.core.errors import UserError
 from fedc2i.deploy import gateway, supernode
-from fedc2i.deploy.program import LOOPBACK, Environment, Program, address, free_port, is_loopback, why_not
+from fedc2i.deploy.addresses import LOOPBACK, free_port, is_loopback, local_address, require_free
+from fedc2i.deploy.program import Environment, Program
 from fedc2i.deploy.superlink_control import Control, Value
 
 REFUSED = 305  # Flower's exit code for a node that the SuperLink does not let in
@@ -72,7 +73,7 @@ class SuperLink(Program):
             if not path.is_file():
                 raise UserError(f"no such file: {path} (of the server's tls=(ca, certificate, key))")
         self.host, self.port, self.tls, self.auth, self.database = host, port or free_port(), tls, auth, database
-        self.control = Control(address(host, self.port), tls.ca if tls else None)
+        self.control = Control(local_address(host, self.port), tls.ca if tls else None)
 
     def start(self, limit: float = 60.0) -> None:
         """Starts it and waits until it answers.
@@ -80,8 +81,7 @@ class SuperLink(Program):
         Raises:
             UserError: if its port is taken, it ends, or it does not answer within ``limit`` seconds.
         """
-        if reason := why_not(self.host, self.port):
-            raise UserError(reason)
+        require_free(self.host, self.port)
         words = [sys.executable, "-P", gateway.__file__, "--host", self.host, "--port", str(self.port)]
         words += ["--disable-runtime-dependency-installation", "--isolation", "subprocess"]
         if self.tls:
@@ -104,7 +104,7 @@ class SuperLink(Program):
 
     def _wait_until_ready(self, limit: float) -> None:
         trust = ssl.create_default_context(cafile=str(self.tls.ca)) if self.tls else None
-        url = f"{'https' if self.tls else 'http'}://{address(self.host, self.port)}/health"
+        url = f"{'https' if self.tls else 'http'}://{local_address(self.host, self.port)}/health"
         handlers = [urllib.request.ProxyHandler({}), *([urllib.request.HTTPSHandler(context=trust)] if trust else [])]
         opener = urllib.request.build_opener(*handlers)
         until = time.monotonic() + limit

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import write_atomically
-from fedc2i.deploy.coordinator_folder import admit, admitted, make_coordinator
+from fedc2i.deploy.addresses import LOOPBACK, free_port
+from fedc2i.deploy.coordinator_folder import admit, admitted, make_coordinator, read_coordinator
 from fedc2i.deploy.flower_processes import SuperNode
-from fedc2i.deploy.folders import Site, read_coordinator, read_site
 from fedc2i.deploy.keys import read_request
 from fedc2i.deploy.lead import JOB, Job, refuse_changed_files
-from fedc2i.deploy.program import LOOPBACK, free_port
 from fedc2i.deploy.secret_files import read_small
-from fedc2i.deploy.site_folder import make_site
+from fedc2i.deploy.site_folder import SiteFolder, make_site, read_site
 from fedc2i.deploy.superlink_run import PRELOAD, conduct, open_link
 from fedc2i.deploy.supervisor import supervise
 
@@ -27,7 +24,7 @@ FEDERATION = "federation"  # of a run folder, until the run is finished
 COORDINATOR, SITES = "coordinator", "sites"  # in there
 
 
-def supernode(site: Site, insecure: bool = False, forced: bool = False) -> SuperNode:
+def supernode(site: SiteFolder, insecure: bool = False, forced: bool = False) -> SuperNode:
     """A site's program, not started yet."""
     return SuperNode(
         site.logs,
@@ -39,22 +36,6 @@ def supernode(site: Site, insecure: bool = False, forced: bool = False) -> Super
         name=site.name,
         forced=forced,
     )
-
-
-@contextmanager
-def alone(site: Site) -> Iterator[None]:
-    """Holds a site's folder, whose key and state are for one program at a time.
-
-    Raises:
-        UserError: if another one holds it.
-    """
-    site.state.mkdir(parents=True, exist_ok=True)
-    with (site.state / "running").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{site.folder}: this site is running already") from None
-        yield
 
 
 def set_up(

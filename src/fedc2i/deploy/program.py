@@ -6,12 +6,9 @@ Every program runs under a keeper (see :mod:`fedc2i.deploy.process_guard`), so n
 from __future__ import annotations
 
 import contextlib
-import errno
-import ipaddress
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,8 +19,8 @@ from typing import Self
 
 from fedc2i.core.errors import UserError
 from fedc2i.deploy import process_guard
+from fedc2i.deploy.addresses import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 _PATIENCE = 10.0  # seconds that a program has to end by itself
 _LONG = 10 * 2**20  # bytes of log after which the next start begins a new one
 _NOISE = re.compile(r"^\s*(INFO|WARNING|ERROR|DEBUG)\s*:\s*|^\s*<?https?://\S+$")
@@ -62,42 +59,6 @@ class Environment:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; else a second is lost with every message
         }
-
-
-def free_port(host: str = LOOPBACK) -> int:
-    """A port that nobody uses at the moment."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def why_not(host: str, port: int) -> str:
-    """Why nothing can listen there, or nothing if it can."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that only just closed is free
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRNOTAVAIL:
-                return f"{host} is not an address of this machine; coordinator.toml has it as bind"
-            return (
-                f"port {port} of {host} cannot be had ({error.strerror}); coordinator.toml and every site.toml name it"
-            )
-    return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the address can be reached from this machine only."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
-
-
-def address(host: str, port: int) -> str:
-    """``host:port`` as a client on this machine writes it."""
-    host = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Program:

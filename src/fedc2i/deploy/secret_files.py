@@ -1,4 +1,4 @@
-"""Files of a federation's folders: small, sometimes secret, and made all together or not at all."""
+"""The small files of a site's or coordinator's folder: settings, keys, requests and certificates."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ import tomli_w
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import writing
+from fedc2i.runs.settings import read_toml
 
 MOST_BYTES = 16 * 2**10  # of a key, a request or a certificate; real ones have about one thousand
+_WORDS: Mapping[type, str] = {str: "a text", int: "a whole number", list: "a list of texts"}
 
 
 def read_small(path: Path) -> bytes:
-    """A key's, a request's or a certificate's file.
+    """The content of a key, request or certificate.
 
     Raises:
-        UserError: if it cannot be read, or is far too long to be one.
+        UserError: if the file cannot be read or is too long.
     """
     try:
         if path.exists() and not path.is_file():  # a pipe or a device would never end
@@ -36,10 +38,10 @@ def read_small(path: Path) -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """A private key's file.
+    """The content of a private key.
 
     Raises:
-        UserError: if others than its owner can read or write it, as ssh refuses it too, or it cannot be read.
+        UserError: if it cannot be read, or if other users can read or write it.
     """
     content = read_small(path)
     if os.name == "posix" and path.stat().st_mode & 0o077:
@@ -47,8 +49,33 @@ def read_secret(path: Path) -> bytes:
     return content
 
 
+def read_settings(path: Path, kinds: Mapping[str, type], needed: Sequence[str]) -> dict[str, Any]:
+    """The settings in ``site.toml`` or ``coordinator.toml``.
+
+    Raises:
+        UserError: for a missing file, an unknown or missing setting, or a value of another type.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; `fedc2i {path.stem} init` makes such a folder")
+    values = read_toml(path)
+    for name, value in values.items():
+        if name not in kinds:
+            raise UserError(f"{path}: unknown setting {name[:99]!a}, allowed are {', '.join(kinds)}")
+        if type(value) is not kinds[name]:
+            raise UserError(f"{path}: '{name}' must be {_WORDS[kinds[name]]}, got {str(value)[:99]!a}")
+    for name in needed:
+        if name not in values:
+            raise UserError(f"{path}: '{name}' is missing")
+    return values
+
+
+def places(folder: Path, settings: Mapping[str, Any]) -> dict[str, Path]:
+    """The folders ``state`` and ``logs``, relative to ``folder`` unless the settings have absolute paths."""
+    return {name: folder.absolute() / (settings.get(name) or name) for name in ("state", "logs")}
+
+
 def toml(title: str, values: Mapping[str, Any]) -> bytes:
-    """Settings as a file's content, without those that are None."""
+    """The content of a settings file; None is skipped."""
     text = f"# {title}\n" + tomli_w.dumps({name: value for name, value in values.items() if value is not None})
     try:
         return text.encode()
@@ -57,20 +84,20 @@ def toml(title: str, values: Mapping[str, Any]) -> bytes:
 
 
 def require_new(folder: Path) -> None:
-    """Refuses a folder that holds something."""
+    """Raises a `UserError` if the folder is not empty."""
     with writing(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder}: exists already and is not empty; choose another folder")
 
 
 def make_folder(folder: Path, files: Mapping[str, bytes], below: Sequence[str] = ()) -> None:
-    """Makes a folder that only its owner can enter, with all of this in it or not at all; ``*.key`` gets mode 0600.
+    """Makes a folder that only its owner can enter, with all files or none; ``*.key`` gets mode 0600.
 
-    It is made beside its place and renamed. A folder that is there and empty, perhaps a mounted volume, is kept: what
-    was made moves into it, the last of ``files`` last.
+    The files are written to a temporary folder, which is then renamed. An empty folder that exists, perhaps a mounted
+    volume, is kept: the files are moved into it, the last of ``files`` last.
 
     Raises:
-        UserError: if the folder holds something, or cannot be written.
+        UserError: if the folder is not empty, or cannot be written.
     """
     require_new(folder)
     with writing(folder):

@@ -1,20 +1,125 @@
-"""Making a site's folder, and changing its key."""
+"""A site's folder: its settings, its key, and whom it trusts.
+
+site.toml                        its name, its data, and the coordinator's address
+site.key, site.pub, NAME.csr     its private key (mode 0600), its public key, and the request to be admitted
+ca.crt                           the certificate of the coordinator's authority, which the site trusts
+next/                            the files of the next key, until the coordinator has admitted it (see `rotate`)
+state/, logs/                    written by the running processes
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import writing
-from fedc2i.data import catalog
+from fedc2i.data import catalog, sources
 from fedc2i.data.federation import Federation
 from fedc2i.deploy import keys, tls
 from fedc2i.deploy.addresses import parse_address
-from fedc2i.deploy.folders import Site
-from fedc2i.deploy.secret_files import make_folder, read_small, require_new, toml
+from fedc2i.deploy.secret_files import make_folder, places, read_secret, read_settings, read_small, require_new, toml
 
-PATHS = ("folder", "arrays")  # data sources whose argument is a path
+SETTINGS: Mapping[str, type] = {
+    **dict.fromkeys(("name", "data", "coordinator", "client", "data_dir", "state", "logs"), str),
+    "image_size": int,
+}
+PATH_SOURCES = ("folder", "arrays")  # data sources whose argument is a path
+
+
+@dataclass(frozen=True)
+class SiteFolder:
+    """A site's folder and its settings; all paths are absolute."""
+
+    folder: Path
+    name: str
+    data: str
+    coordinator: str
+    data_dir: Path | None
+    client: str | None
+    image_size: int | None
+    state: Path
+    logs: Path
+
+    @property
+    def key(self) -> Path:
+        """For ``flower-supernode --auth-supernode-private-key``."""
+        return self.folder / "site.key"
+
+    @property
+    def request(self) -> Path:
+        """What the coordinator needs to admit the site."""
+        return self.folder / f"{self.name}.csr"
+
+    @property
+    def authority(self) -> Path:
+        """For ``flower-supernode --root-certificates``."""
+        return self.folder / "ca.crt"
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the site's public key, which the site and the coordinator compare, for example by telephone.
+
+        Raises:
+            UserError: if ``site.pub`` is missing or damaged.
+        """
+        path = self.folder / "site.pub"
+        return keys.fingerprint(keys.read_public(read_small(path), str(path)))
+
+    def load(self) -> Federation:
+        """The site's data, as a federation of one client that has the site's name.
+
+        Raises:
+            UserError: if it cannot be read, or holds several clients and the settings do not name one of them.
+        """
+        found = sources.load(self.data, data_dir=self.data_dir, image_size=self.image_size)
+        if self.client is None and len(found.clients) > 1:
+            raise UserError(f"{found.name}: several clients, this site's must be named: {', '.join(found.names)}")
+        (own,) = found.select([self.client or found.names[0]]).clients
+        return replace(found, clients=(replace(own, name=self.name),), averages={})
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other programs from using the site's key and state at the same time.
+
+        Raises:
+            UserError: if another program is using them.
+        """
+        self.state.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.state / "running", timeout=0):
+                yield
+        except Timeout:
+            raise UserError(f"{self.folder}: this site is running already") from None
+
+
+def read_site(folder: Path, *, ready: bool = True) -> SiteFolder:
+    """Reads a site's folder.
+
+    Args:
+        folder: made by `make_site`.
+        ready: also reject what would keep the site from starting: a key that others can read, a missing ``ca.crt``.
+
+    Raises:
+        UserError: for a file that is missing, damaged or readable by others, an unknown setting or a wrong one.
+    """
+    path = folder / "site.toml"
+    found = {**dict.fromkeys(SETTINGS), **read_settings(path, SETTINGS, ("name", "data", "coordinator"))}
+    keys.check_name(found["name"], str(path))
+    parse_address(found["coordinator"], str(path))
+    if found["data_dir"] is not None:
+        found["data_dir"] = Path(found["data_dir"])
+    site = SiteFolder(folder=folder.absolute(), **(found | places(folder, found)))
+    if ready:
+        keys.read_private(read_secret(site.key), str(site.key))
+        if not site.authority.exists():
+            raise UserError(f"{site.authority}: missing; the coordinator's ca.crt must be put there")
+        tls.read_certificate(read_small(site.authority), str(site.authority), authority=True)
+    return site
 
 
 def make_site(
@@ -28,25 +133,22 @@ def make_site(
     image_size: int | None = None,
     authority: bytes | None = None,
     check: bool = True,
-) -> tuple[Site, Federation | None]:
-    """Makes a site's folder with a fresh key, all of it or nothing.
+) -> tuple[SiteFolder, Federation | None]:
+    """Makes a site's folder with a new key. If it fails, it leaves nothing.
 
     Args:
-        folder: new, or there and empty.
-        name: the site's, see `keys.check_name`.
-        data: as `fedc2i.data.load` takes it; relative paths are of the working directory, and are stored absolute.
+        folder: new or empty.
+        name: of the site, see `keys.check_name`.
+        data: as `fedc2i.load` takes it; relative paths are stored absolute.
         coordinator: ``host:port``.
         data_dir: where the data lies, for the sources that need it.
-        client: which client of the data this site is; may be left out where there is only one.
-        image_size: edge length of the images; the source's own if not given.
+        client: which client of the data this site is; not needed if there is only one.
+        image_size: edge length of the images; by default the source's own.
         authority: the coordinator's ``ca.crt``; it may be put into the folder later.
-        check: whether to load the data now.
-
-    Returns:
-        The site and, if it was loaded, its data.
+        check: load the data now, and return it.
 
     Raises:
-        UserError: if the folder holds something, an argument is not allowed, or the data cannot be loaded.
+        UserError: if the folder is not empty, an argument is not allowed, or the data cannot be loaded.
     """
     require_new(folder)
     keys.check_name(name)
@@ -54,14 +156,11 @@ def make_site(
     if authority is not None:
         tls.read_certificate(authority, "ca", authority=True)
     if data.partition(":")[0] in catalog.CLASSES:
-        data_dir = catalog.data_root(data_dir)  # where it is found from here, the process will not look by itself
+        data_dir = catalog.data_root(data_dir)  # the site's process does not read FEDC2I_DATA
     data_dir = None if data_dir is None else _absolute(data_dir)
-    place = folder.absolute()
-    own = Site(place, name, _located(data), coordinator, data_dir, client, image_size, place / "state", place / "logs")
-    federation = own.load() if check else None
     settings = {
         "name": name,
-        "data": own.data,
+        "data": _with_absolute_path(data),
         "data_dir": None if data_dir is None else str(data_dir),
         "client": client,
         "image_size": image_size,
@@ -69,53 +168,49 @@ def make_site(
         "state": "state",
         "logs": "logs",
     }
+    site = SiteFolder(folder.absolute(), **(settings | {"data_dir": data_dir} | places(folder, {})))  # type: ignore[arg-type]
+    federation = site.load() if check else None
     files = _key_files(name) | ({} if authority is None else {"ca.crt": authority})
     make_folder(folder, files | {"site.toml": toml("A site of a federation.", settings)}, ("state", "logs"))
-    return own, federation
+    return site, federation
 
 
-def own_fingerprint(site: Site) -> str:
-    """The SHA-256 of the site's public key, to be told to the coordinator by another way than the request."""
-    path = site.folder / "site.pub"
-    return keys.fingerprint(keys.read_public(read_small(path), str(path)))
-
-
-def rotate(site: Site) -> Site:
+def rotate(site: SiteFolder) -> SiteFolder:
     """Makes the site's next key in ``next/``; the present one stays in use until `confirm`.
 
     Returns:
-        The site as it will be, with ``next/`` for its folder; its request goes to the coordinator.
+        The site with ``next/`` as its folder; its request goes to the coordinator.
 
     Raises:
-        UserError: if a next key is waiting already, as its request may have been sent.
+        UserError: if there is a next key already, since its request may have been sent.
     """
     following = _following(site)
     if following.folder.exists():
         raise UserError(
             f"{following.folder}: a new key waits there already; send {following.request.name} to the coordinator and "
-            f"then `fedc2i site rotate --confirm`, or remove the folder to begin anew"
+            f"then `fedc2i site rotate --confirm`, or remove the folder to start again"
         )
     make_folder(following.folder, _key_files(site.name))
     return following
 
 
-def confirm(site: Site) -> None:
-    """Puts the next key in the present one's place, once the coordinator has admitted it; safe to repeat.
+def confirm(site: SiteFolder) -> None:
+    """Replaces the present key by the next one, once the coordinator has admitted it; safe to repeat.
 
     Raises:
-        UserError: if no next key is waiting.
+        UserError: if there is no next key.
     """
     following = _following(site)
     if not following.folder.is_dir():
         raise UserError(f"{following.folder}: no new key waits there; `fedc2i site rotate` makes one")
     with writing(site.key):
-        for name in (site.request.name, "site.pub", site.key.name):  # the key last: only it decides
+        for name in (site.request.name, "site.pub", site.key.name):  # the private key last: only it matters
             if (following.folder / name).exists():
                 (following.folder / name).replace(site.folder / name)
         following.folder.rmdir()
 
 
-def _following(site: Site) -> Site:
+def _following(site: SiteFolder) -> SiteFolder:
     return replace(site, folder=site.folder / "next")
 
 
@@ -128,10 +223,9 @@ def _key_files(name: str) -> dict[str, bytes]:
     }
 
 
-def _located(data: str) -> str:
-    """A data source's name with an absolute path in it, where it has a path."""
+def _with_absolute_path(data: str) -> str:
     source, _, argument = data.partition(":")
-    return f"{source}:{_absolute(Path(argument))}" if source in PATHS and argument else data
+    return f"{source}:{_absolute(Path(argument))}" if source in PATH_SOURCES and argument else data
 
 
 def _absolute(path: Path) -> Path:

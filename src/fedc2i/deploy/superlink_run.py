@@ -11,9 +11,8 @@ from pathlib import Path
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
-from fedc2i.deploy.coordinator_folder import admitted
+from fedc2i.deploy.coordinator_folder import CoordinatorFolder, admitted
 from fedc2i.deploy.flower_processes import SuperLink, Tls
-from fedc2i.deploy.folders import Coordinator
 from fedc2i.deploy.lead import JOB, Job
 from fedc2i.deploy.program import Environment
 from fedc2i.deploy.run_description import files
@@ -89,7 +88,7 @@ def _app(job: Job) -> Iterator[Path]:
         yield app
 
 
-def open_link(own: Coordinator, insecure: bool = False, forced: bool = False) -> SuperLink:
+def open_link(own: CoordinatorFolder, insecure: bool = False, forced: bool = False) -> SuperLink:
     """Starts the coordinator's SuperLink, with exactly the admitted sites registered.
 
     Args:
@@ -127,7 +126,7 @@ def open_link(own: Coordinator, insecure: bool = False, forced: bool = False) ->
     return link
 
 
-def _register(link: SuperLink, own: Coordinator) -> bool:
+def _register(link: SuperLink, own: CoordinatorFolder) -> bool:
     """Registers the admitted sites and no others.
 
     Returns:
