@@ -18,13 +18,13 @@ from benchmarks.report import clock, show, summary
 from benchmarks.workload import Tensors, as_tensors, make_federation
 from fedc2i.core.params import relay, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine.client import ClientData, Recipe
-from fedc2i.engine.executors.base import Turn
+from fedc2i.engine.client import ClientData, RunContext
+from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.workers.executor import Workers
 from fedc2i.engine.executors.workers.pool import cores, lease
 from fedc2i.engine.records import Round
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Download, Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -63,7 +63,7 @@ def our_rounds(
             on_round(last)
 
     net = build(model, len(federation.classes), federation.image_shape)
-    federate(method, net, federation, Settings(rounds=rounds, **settings), seeds, device, note)
+    simulate(method, net, federation, Settings(rounds=rounds, **settings), seeds, device, note)
     return Laps(seconds, [after - before for before, after in itertools.pairwise(stamps)])
 
 
@@ -91,11 +91,11 @@ def influence_steps(federation: Federation, times: int) -> Laps:
     data = [ClientData.place(own, len(federation.classes), torch.device("cpu")) for own in federation.clients]
     everyone = tuple(range(len(data)))
     models = stack([model.init(0, m) for m in everyone])
-    recipe = Recipe(FedC2I(), model, Training(), rounds=1, seed=0)
+    recipe = RunContext(FedC2I(), model, Training(), rounds=1, seed=0)
     executor = Workers(lease(min(cores(), len(data))), [recipe], data)
     seconds = []
     for number in range(1, times + 1):
-        turn = Turn(recipe, everyone, models, Download(shared=relay(models), clients=everyone), number)
+        turn = ClientBatch(recipe, everyone, models, Download(shared=relay(models), clients=everyone), number)
         began = time.perf_counter()
         executor.personalise([turn], evaluate=False)
         seconds.append(time.perf_counter() - began)

@@ -11,10 +11,10 @@ import torch
 import fedc2i
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Training
@@ -32,7 +32,7 @@ def run(
     """A small run, with the report of every round."""
     reports: list[Round] = []
     settings = {"training": TRAINING, "executor": "looped", **settings}
-    outcomes = federate(method, model, federation, Settings(rounds=rounds, **settings), [0], on_round=reports.append)
+    outcomes = simulate(method, model, federation, Settings(rounds=rounds, **settings), [0], on_round=reports.append)
     return outcomes[0], reports
 
 
@@ -46,7 +46,7 @@ def make_site(model: Model, data: ClientData, received: Params | None = None, **
 
 def local_client(method: Method, model: Model, federation: Federation, training: Training = TRAINING) -> LocalClient:
     """The first client of a federation."""
-    return LocalClient(Recipe(method, model, training, rounds=3, seed=0), place(federation))
+    return LocalClient(RunContext(method, model, training, rounds=3, seed=0), place(federation))
 
 
 def upload(method: Method, model: Model, federation: Federation) -> Params:

@@ -358,7 +358,7 @@ def test_interrupt_is_no_traceback(data: str, monkeypatch: pytest.MonkeyPatch) -
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedc2i.runs.plan.federate", interrupt)
+    monkeypatch.setattr("fedc2i.runs.plan.simulate", interrupt)
     answer = call("run", "local", "--data", data, *QUICK, "--out", "my run")
     assert answer.code == 130
     assert answer.err.splitlines()[-2:] == [

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedc2i.engine.client import Recipe
-from fedc2i.engine.executors.base import Received, Trained, Turn
+from fedc2i.engine.client import RunContext
+from fedc2i.engine.executors.base import ClientBatch, Received, Trained
 from fedc2i.engine.executors.stacked.chunks import in_parts
 from fedc2i.methods.base import Download
 from fedc2i.methods.fedavg import FedAvg
@@ -17,17 +17,17 @@ from fedc2i.models.model import Model
 from fedc2i.training.local import Training
 
 
-def turn(model: Model, seed: int, clients: Sequence[int], shared: Tensor | None = None) -> Turn:
+def turn(model: Model, seed: int, clients: Sequence[int], shared: Tensor | None = None) -> ClientBatch:
     """A turn whose clients' models are ``100·seed + client``."""
-    recipe = Recipe(FedAvg(), model, Training(), rounds=1, seed=seed)
+    recipe = RunContext(FedAvg(), model, Training(), rounds=1, seed=seed)
     params = {"w": torch.tensor([[100.0 * seed + m] for m in clients])}
-    return Turn(recipe, tuple(clients), params, Download({} if shared is None else {"s": shared}), 1)
+    return ClientBatch(recipe, tuple(clients), params, Download({} if shared is None else {"s": shared}), 1)
 
 
-def double(seen: list[list[tuple[int, tuple[int, ...]]]]) -> Callable[[list[Turn]], list[Trained]]:
+def double(seen: list[list[tuple[int, tuple[int, ...]]]]) -> Callable[[list[ClientBatch]], list[Trained]]:
     """Doubles every model, and notes which clients of which seeds came together."""
 
-    def compute(part: list[Turn]) -> list[Trained]:
+    def compute(part: list[ClientBatch]) -> list[Trained]:
         seen.append([(own.recipe.seed, own.clients) for own in part])
         for own in part:
             assert own.params["w"].flatten().tolist() == [100.0 * own.recipe.seed + m for m in own.clients]
@@ -91,7 +91,7 @@ def test_seeds_of_a_model_that_draws_random_numbers_stay_apart(make_model: Calla
 
 
 def test_diagnostics_and_scores_are_joined(model: Model) -> None:
-    def compute(part: list[Turn]) -> list[Received]:
+    def compute(part: list[ClientBatch]) -> list[Received]:
         return [Received(own.params, {"d": own.params["w"].expand(-1, 2)}, []) for own in part]
 
     (result,) = in_parts([turn(model, 1, (0, 1, 2))], 2, compute)

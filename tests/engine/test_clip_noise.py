@@ -16,7 +16,7 @@ from scipy import stats
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, row, stack
 from fedc2i.data.federation import Client, Federation, Split
-from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.clip_noise import (
     KEY_BYTES,
     check,
@@ -162,8 +162,8 @@ def test_with_no_valid_model_the_reference_is_the_first_one() -> None:
 # Every method: another data set moves what leaves, apart from its noise, by 2·clip at most.
 
 
-def make_recipe(method: Method, model: Model) -> Recipe:
-    return Recipe(method, model, TRAINING, rounds=3, seed=0)
+def make_recipe(method: Method, model: Model) -> RunContext:
+    return RunContext(method, model, TRAINING, rounds=3, seed=0)
 
 
 def history(method: Method, model: Model, federation: Federation, settings: Settings) -> list[Download]:
@@ -346,7 +346,7 @@ def test_noise_of_a_secret_is_finite_and_symmetric_to_its_last_bit() -> None:
 
 def test_without_a_valid_model_every_client_is_held_against_its_own_first_one(model: Model) -> None:
     """As a site does, which knows no other client; with initial models of their own these differ."""
-    recipe, settings = Recipe(FedAvg(), model, TRAINING, 1, 0), Settings(init="independent", clip=1e-9)
+    recipe, settings = RunContext(FedAvg(), model, TRAINING, 1, 0), Settings(init="independent", clip=1e-9)
     upload = recipe.first_model("z", "independent")
     relayed = {name: torch.stack([tensor, tensor]) for name, tensor in upload.items()}
     for flags in ((False, False), (True, False)):
@@ -359,7 +359,7 @@ def test_without_a_valid_model_every_client_is_held_against_its_own_first_one(mo
 
 
 def test_clients_of_a_round_are_held_against_their_own_mail_and_get_noise_of_their_own(model: Model) -> None:
-    recipe, settings = Recipe(FedAvg(), model, TRAINING, 5, 7), Settings(clip=0.5, noise=2.0)
+    recipe, settings = RunContext(FedAvg(), model, TRAINING, 5, 7), Settings(clip=0.5, noise=2.0)
     mail = [{"w": numbers(1.0, 2.0, 3.0)}, {"w": numbers(-4.0, 0.0, 9.0)}]
     for number in (1, 2):
         sent = protect(stack(mail), ("a", "b"), number, recipe, settings, mail.__getitem__)["w"]

@@ -15,7 +15,7 @@ from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
 from fedc2i.engine.checks import check
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedrep import FedRep
@@ -37,13 +37,13 @@ def test_frozen_backbone_stays_and_the_head_trains(federation: Federation, execu
     for parameter in backbone[1].parameters():
         parameter.requires_grad_(False)
     model = split(backbone, head="3")
-    outcome = federate(FedRep(), model, federation, Settings(rounds=1, executor=executor, training=QUICK), [0])[0]  # type: ignore[arg-type]
+    outcome = simulate(FedRep(), model, federation, Settings(rounds=1, executor=executor, training=QUICK), [0])[0]  # type: ignore[arg-type]
     assert all(torch.equal(own, backbone[1].weight) for own in outcome.trained["1.weight"])
     assert not torch.equal(outcome.trained["3.weight"][0], backbone[3].weight)
 
 
 def test_double_precision_model(federation: Federation) -> None:
-    outcome = federate(FedAvg(), split(net().double(), head="3"), federation, Settings(rounds=1, training=QUICK), [0])[
+    outcome = simulate(FedAvg(), split(net().double(), head="3"), federation, Settings(rounds=1, training=QUICK), [0])[
         0
     ]
     assert outcome.received["3.weight"].dtype == torch.float64
@@ -53,8 +53,8 @@ def test_gradients_switched_off_by_the_caller(federation: Federation) -> None:
     model = split(net, head="3")
     settings = Settings(rounds=1, training=QUICK)
     with torch.no_grad():
-        inside = federate(FedAvg(), model, federation, settings, [0])[0]
-    outside = federate(FedAvg(), model, federation, settings, [0])[0]
+        inside = simulate(FedAvg(), model, federation, settings, [0])[0]
+    outside = simulate(FedAvg(), model, federation, settings, [0])[0]
     assert torch.equal(inside.received["3.weight"], outside.received["3.weight"])
 
 
@@ -63,7 +63,7 @@ def test_users_precision_settings_are_left_as_they_were(federation: Federation) 
     before = matmul.fp32_precision, conv.fp32_precision
     try:
         matmul.fp32_precision, conv.fp32_precision = "ieee", "tf32"
-        federate(FedAvg(), split(net, head="3"), federation, Settings(rounds=1, training=QUICK), [0])
+        simulate(FedAvg(), split(net, head="3"), federation, Settings(rounds=1, training=QUICK), [0])
         assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "tf32")
     finally:
         matmul.fp32_precision, conv.fp32_precision = before
@@ -96,7 +96,7 @@ def test_diagnostics_about_oneself(federation: Federation, make_model: Callable[
 
     reports = []
     settings = Settings(rounds=2, clients_per_round=2, evaluate_every=2, training=QUICK)
-    federate(Chatty(), make_model(), federation, settings, [0], on_round=reports.append)
+    simulate(Chatty(), make_model(), federation, settings, [0], on_round=reports.append)
     sizes = np.array([len(client.train) for client in federation.clients], dtype=np.float32)
     assert (reports[1].influence["samples"] == sizes).all()
     assert reports[1].influence["counts"].shape == (3, 4)

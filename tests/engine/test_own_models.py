@@ -21,14 +21,14 @@ from fedc2i.data.arrays import from_arrays
 from fedc2i.data.federation import Federation
 from fedc2i.engine import simulator
 from fedc2i.engine.checks import check
-from fedc2i.engine.client import ClientData, Recipe
+from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.looped import Looped
 from fedc2i.engine.executors.stacked.compatibility import obstacle
 from fedc2i.engine.executors.stacked.executor import Stacked
 from fedc2i.engine.executors.stacked.memory_estimate import bytes_of_a_step, clients_that_fit
 from fedc2i.engine.records import Outcome
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -224,7 +224,7 @@ def double(build: Callable[[], nn.Module]) -> Model:
 
 def run(model: Model, federation: Federation, executor: str, method: Method | None = None, **more: Any) -> Outcome:
     settings = Settings(rounds=more.pop("rounds", 1), executor=executor, training=TRAINING)  # type: ignore[arg-type]
-    return federate(method or FedAvg(), model, federation, settings, more.pop("seeds", [0]), **more)[0]
+    return simulate(method or FedAvg(), model, federation, settings, more.pop("seeds", [0]), **more)[0]
 
 
 def distance(one: Outcome, two: Outcome) -> float:
@@ -306,7 +306,7 @@ def test_auto_takes_the_loop_by_itself(
     """As on a GPU."""
     model = double({**STACKS, **{name: own for name, (own, _) in LOOPED_ONLY.items()}}[kind])
     data = [ClientData.place(client, CLASSES, torch.device("cpu")) for client in uneven.clients]
-    recipes = [Recipe(FedAvg(), model, TRAINING, 1, 0)]
+    recipes = [RunContext(FedAvg(), model, TRAINING, 1, 0)]
     executor = simulator._executor(recipes, data, Settings(), torch.device("cuda"), None)
     assert isinstance(executor, kept)
     said = [str(warning.message) for warning in recwarn if "executor" in str(warning.message)]
@@ -438,7 +438,7 @@ def test_batch_norm_of_a_single_sample(
 ) -> None:
     """torch refuses to train on it; stacked, padding would hide that."""
     settings = Settings(rounds=1, executor=executor, training=Training(**how))  # type: ignore[arg-type]
-    work = partial(federate, FedAvg(), split(features_normed, head="3"), make_federation(sizes=sizes), settings, [0])
+    work = partial(simulate, FedAvg(), split(features_normed, head="3"), make_federation(sizes=sizes), settings, [0])
     if not message:
         assert torch.isfinite(work()[0].trained["3.weight"]).all()
         return

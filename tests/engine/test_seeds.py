@@ -15,7 +15,7 @@ from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -38,7 +38,7 @@ def run(
     """Outcomes and reports, by seed."""
     reports: dict[int, list[Round]] = {seed: [] for seed in seeds}
     how = Settings(rounds=rounds, training=TRAINING, **settings)
-    outcomes = federate(method, model, federation, how, seeds, on_round=lambda one: reports[one.seed].append(one))
+    outcomes = simulate(method, model, federation, how, seeds, on_round=lambda one: reports[one.seed].append(one))
     assert tuple(outcomes) == seeds
     return outcomes, reports
 
@@ -114,7 +114,7 @@ def test_seeds_differ(executor: str, normed: Model, federation: Federation) -> N
 def test_reports_come_round_by_round(executor: str, normed: Model, federation: Federation) -> None:
     seen: list[tuple[int, int]] = []
     settings = Settings(rounds=2, executor=executor, training=TRAINING)  # type: ignore[arg-type]
-    federate(FedAvg(), normed, federation, settings, SEEDS, on_round=lambda one: seen.append((one.round, one.seed)))
+    simulate(FedAvg(), normed, federation, settings, SEEDS, on_round=lambda one: seen.append((one.round, one.seed)))
     assert seen == [(number, seed) for number in (1, 2) for seed in SEEDS]
 
 
@@ -212,6 +212,6 @@ def test_dropout_differs_between_clients(
     settings = Settings(rounds=1, executor=executor, clients_at_once=at_once, training=training)
     for dropout, same in ((0.0, True), (0.5, False)):
         model = in_double(make_model(dropout=dropout))
-        outcome = federate(FedAvg(), model, Federation("twins", both, tuple("wxyz")), settings, [0])[0]
+        outcome = simulate(FedAvg(), model, Federation("twins", both, tuple("wxyz")), settings, [0])[0]
         first, second = outcome.trained["hidden.weight"]
         assert torch.allclose(first, second, rtol=1e-9) == same

@@ -16,14 +16,14 @@ from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, relay, row, rows, size_in_bytes, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine.client import ClientData, LocalClient, Recipe
-from fedc2i.engine.executors.base import Turn
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
+from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.looped import Looped
 from fedc2i.engine.executors.stacked.executor import Stacked as StackedExecutor
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Server
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Download, Method, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -50,7 +50,7 @@ def run(
     """A small run, with the report of every round."""
     reports: list[Round] = []
     settings = {"training": TRAINING, "executor": "looped", **settings}
-    outcomes = federate(method, model, federation, Settings(rounds=rounds, **settings), [seed], on_round=reports.append)
+    outcomes = simulate(method, model, federation, Settings(rounds=rounds, **settings), [seed], on_round=reports.append)
     return outcomes[seed], reports
 
 
@@ -227,17 +227,17 @@ def test_the_order_in_which_clients_are_processed_does_not_matter(
 ) -> None:
     method, model, order = Method.registry[name](), make_model(dropout=dropout, layer_norm=True), [2, 0, 1]
     data = [ClientData.place(client, 4, CPU) for client in federation.clients]
-    recipe, executor = Recipe(method, model, TRAINING, rounds=2, seed=0), Looped(data)
+    recipe, executor = RunContext(method, model, TRAINING, rounds=2, seed=0), Looped(data)
     starts = stack([method.setup(model.init(0), model)] * 3)
 
     def once(clients: list[int]) -> tuple[Params, Params]:
         (trained,) = executor.train(
-            [Turn(recipe, tuple(clients), rows(starts, clients), Download(), 1)], evaluate=False
+            [ClientBatch(recipe, tuple(clients), rows(starts, clients), Download(), 1)], evaluate=False
         )
         back = [clients.index(m) for m in range(3)]
         server = Server(method, torch.tensor([12, 20, 7]), starts)
         server.receive(clients, trained.uploads, 1)
-        turn = Turn(recipe, tuple(clients), trained.params, server.combine(1), 1)
+        turn = ClientBatch(recipe, tuple(clients), trained.params, server.combine(1), 1)
         (received,) = executor.personalise([turn], evaluate=False)
         return rows(trained.params, back), rows(received.params, back)
 
@@ -291,7 +291,7 @@ def test_partial_rounds_replayed_by_hand(
     federation, method = make_federation(sizes=SIZES), FedAvg() if shares else Local()
     settings = {"clients_per_round": 2, "init": "independent", "executor": executor}
     outcome, reports = run(method, model, federation, rounds=4, seed=1, **settings)
-    recipe = Recipe(method, model, TRAINING, rounds=4, seed=1)
+    recipe = RunContext(method, model, TRAINING, rounds=4, seed=1)
     clients = [LocalClient(recipe, ClientData.place(client, 4, CPU)) for client in federation.clients]
     own = [model.init(1, name, "init") for name in federation.names]
     mean: Params = {}
@@ -670,7 +670,7 @@ def test_a_run_leaves_the_number_of_threads_alone(model: Model, federation: Fede
     before = torch.get_num_threads()
     seen: list[int] = []
     settings = Settings(1, training=TRAINING, threads=before + 1)
-    federate(FedAvg(), model, federation, settings, [0], on_round=lambda _: seen.append(torch.get_num_threads()))
+    simulate(FedAvg(), model, federation, settings, [0], on_round=lambda _: seen.append(torch.get_num_threads()))
     assert seen == [before + 1]
     assert torch.get_num_threads() == before
 
@@ -678,7 +678,7 @@ def test_a_run_leaves_the_number_of_threads_alone(model: Model, federation: Fede
 def test_progress_is_reported_client_by_client(model: Model, federation: Federation) -> None:
     seen: list[tuple[int, int]] = []
     settings = Settings(1, training=TRAINING, executor="looped")
-    federate(FedAvg(), model, federation, settings, [0], on_client=lambda done, of: seen.append((done, of)))
+    simulate(FedAvg(), model, federation, settings, [0], on_client=lambda done, of: seen.append((done, of)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -705,8 +705,11 @@ def test_a_scalar_upload_is_accepted() -> None:
 
 def test_stacked_serves_some_clients_as_it_serves_all(model: Model, federation: Federation) -> None:
     data = [ClientData.place(client, 4, CPU) for client in federation.clients]
-    recipe = Recipe(Local(), model, TRAINING, rounds=1, seed=0)
+    recipe = RunContext(Local(), model, TRAINING, rounds=1, seed=0)
     starts = stack([model.init(0, n) for n in range(3)])
-    turns = [Turn(recipe, (0, 1, 2), starts, Download(), 1), Turn(recipe, (2, 0), rows(starts, [2, 0]), Download(), 1)]
+    turns = [
+        ClientBatch(recipe, (0, 1, 2), starts, Download(), 1),
+        ClientBatch(recipe, (2, 0), rows(starts, [2, 0]), Download(), 1),
+    ]
     together, some = StackedExecutor(data).train(turns, evaluate=False)
     assert_same_model(some.params, rows(together.params, [2, 0]), rtol=1e-4, atol=1e-6)

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.engine.executors.base import Turn
+from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.cuda_graph import Recorded
 from fedc2i.engine.executors.stacked.executor import Stacked
 from fedc2i.engine.executors.stacked.steps import Stepper
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -77,7 +77,7 @@ def run(
     reports: list[Round] = []
     settings = {"training": TRAINING, **settings}
     how = Settings(rounds=rounds, executor=executor, **settings)  # type: ignore[arg-type]
-    return federate(method, model, federation, how, seeds, on_round=reports.append), reports
+    return simulate(method, model, federation, how, seeds, on_round=reports.append), reports
 
 
 def assert_close_runs(
@@ -169,7 +169,7 @@ class Memory:
         self.room, self.sizes, self.failures = room, [], 0
         real = Stacked._context
 
-        def context(executor: Stacked, part: list[Turn]) -> Any:
+        def context(executor: Stacked, part: list[ClientBatch]) -> Any:
             clients = sum(len(turn.clients) for turn in part)
             if clients > self.room:
                 self.failures += 1
@@ -215,7 +215,7 @@ def test_out_of_memory_in_the_middle_of_a_step(
     both = partial(run, FedC2I(), normed, make_federation(sizes=SIZES), seeds=(0, 5), rounds=2, clients_at_once=2)
     want, real, parts = both(), Stacked._context, Counter[int]()
 
-    def context(executor: Stacked, part: list[Turn]) -> Any:
+    def context(executor: Stacked, part: list[ClientBatch]) -> Any:
         parts[len(part[0].clients)] += 1
         if parts.total() == when:
             raise torch.OutOfMemoryError
@@ -238,7 +238,7 @@ def test_a_client_that_does_not_fit_alone_is_one_line(
 
 
 def test_any_other_error_is_passed_on(normed: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(executor: Stacked, part: list[Turn]) -> Any:
+    def broken(executor: Stacked, part: list[ClientBatch]) -> Any:
         raise RuntimeError("something else")
 
     monkeypatch.setattr(Stacked, "_context", broken)
@@ -307,7 +307,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts what the executor makes, by the kind of work."""
     counter, real = Counter[str](), Stacked._made_once
 
-    def made_once(executor: Stacked, turn: Turn, kind: Any, context: Any, make: Callable[[], Any]) -> Any:
+    def made_once(executor: Stacked, turn: ClientBatch, kind: Any, context: Any, make: Callable[[], Any]) -> Any:
         def counted() -> Any:
             counter[str(kind[0])] += 1
             return make()
@@ -359,7 +359,7 @@ def test_what_shapes_of_earlier_rounds_needed_is_given_up(
     """A server that knows more clients every round relays larger stacks; old recordings would fill the memory."""
     kept, real = [], Stacked._made_once
 
-    def made_once(executor: Stacked, turn: Turn, *args: Any) -> Any:
+    def made_once(executor: Stacked, turn: ClientBatch, *args: Any) -> Any:
         before = set(executor._made)
         made = real(executor, turn, *args)
         if executor._made.keys() - before:
@@ -450,7 +450,7 @@ def test_on_a_gpu_as_on_a_cpu(name: str, convolutional: Model, make_federation: 
     """Recorded and replayed, against one client after the other without any recording."""
     federation, method, reports = make_federation(sizes=SIZES, validation=3), Method.registry[name](), []
     settings = Settings(rounds=4, executor="stacked", training=TRAINING)
-    outcomes = federate(method, convolutional, federation, settings, (0, 5), "cuda", on_round=reports.append)
+    outcomes = simulate(method, convolutional, federation, settings, (0, 5), "cuda", on_round=reports.append)
     there = {
         seed: Outcome(*({n: t.cpu() for n, t in own.items()} for own in (one.trained, one.received)), one.last)
         for seed, one in outcomes.items()
@@ -469,6 +469,6 @@ def test_a_loss_that_waits_for_the_gpu_is_trained_unrecorded(normed: Model, fede
 
     settings = Settings(rounds=2, executor="stacked", training=TRAINING)
     with pytest.warns(UserWarning, match="cannot be recorded and runs unrecorded"):
-        got = federate(Impatient(), normed, federation, settings, [0], "cuda")[0]
-    want = federate(FedAvg(), normed, federation, settings, [0], "cuda")[0]
+        got = simulate(Impatient(), normed, federation, settings, [0], "cuda")[0]
+    want = simulate(FedAvg(), normed, federation, settings, [0], "cuda")[0]
     assert torch.allclose(got.trained["head.weight"], want.trained["head.weight"], rtol=1e-6)

@@ -16,7 +16,7 @@ from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core.params import size_in_bytes
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.engine.state import Start, size_of_state
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.training.local import Training
@@ -146,4 +146,4 @@ def test_the_state_of_another_model_is_refused(
     saved = checkpoint_file.load(tmp_path / "1")
     assert saved is not None
     with pytest.raises(UserError, match="the checkpoint after round 1 is of another model or of other clients"):
-        federate(FedAvg(), make_model(bias=False), federation, Settings(rounds=3), [0], start=Start(*saved, {}))
+        simulate(FedAvg(), make_model(bias=False), federation, Settings(rounds=3), [0], start=Start(*saved, {}))

@@ -21,7 +21,7 @@ from cut_runs import (
 from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core.params import prefixed
 from fedc2i.engine import checkpoint_file
-from fedc2i.engine.client import Recipe
+from fedc2i.engine.client import RunContext
 from fedc2i.engine.participation import choose
 from fedc2i.engine.settings import Settings
 from fedc2i.engine.state import require_fit
@@ -188,7 +188,7 @@ def test_the_models_of_a_seed_that_has_ended_must_fit(
 
 def test_a_seed_has_not_ended_behind_the_state(federation: Federation, model: Model) -> None:
     method, settings = Method.registry["fedavg"](), Settings(rounds=3)
-    firsts = Recipe(method, model, settings.training, 3, 0).first_models(federation.names, "common")
+    firsts = RunContext(method, model, settings.training, 3, 0).first_models(federation.names, "common")
     tensors = prefixed("seed0/own/", firsts) | prefixed("seed0/received/", firsts)
     require_fit(method, model, federation, settings, [0], (tensors, {"0": {"ended": 1}}), 1)
     with pytest.raises(UserError, match=r"the checkpoint after round 1 is damaged \(ended=2\)"):

@@ -17,14 +17,14 @@ import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, Stacked, floating, row, size_in_bytes
 from fedc2i.data.federation import Federation
-from fedc2i.engine.client import Recipe
-from fedc2i.engine.executors.base import Received, Trained, Turn
+from fedc2i.engine.client import RunContext
+from fedc2i.engine.executors.base import ClientBatch, Received, Trained
 from fedc2i.engine.executors.looped import Looped
 from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Server
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.engine.topology import MOST_BYTES, Circle, Topology, parse
 from fedc2i.methods.base import Method, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -66,7 +66,7 @@ def run(
 ) -> Run:
     reports: list[Round] = []
     how = Settings(**{"rounds": 2, "training": TRAINING, "executor": "looped", "topology": topology, **settings})
-    return federate(method, model, federation, how, seeds, on_round=reports.append), reports
+    return simulate(method, model, federation, how, seeds, on_round=reports.append), reports
 
 
 def assert_same_run(one: Run, two: Run) -> None:
@@ -253,7 +253,7 @@ def tap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tap]:
     def start() -> Tap:
         seen = Tap()
 
-        def train_and_note(self: Looped, turns: Sequence[Turn], evaluate: bool) -> list[Trained]:
+        def train_and_note(self: Looped, turns: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
             seen.turns.append(len(turns))
             results = train(self, turns, evaluate)
             for k, (turn, result) in enumerate(zip(turns, results, strict=True)):
@@ -262,12 +262,12 @@ def tap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tap]:
                     results[k] = replace(result, uploads=tampered(turn, result.uploads))
             return results
 
-        def tampered(turn: Turn, uploads: Stacked) -> Stacked:
+        def tampered(turn: ClientBatch, uploads: Stacked) -> Stacked:
             assert seen.tamper is not None
             (client,) = turn.clients
             return seen.tamper(client, uploads)
 
-        def personalise_and_note(self: Looped, turns: Sequence[Turn], evaluate: bool) -> list[Received]:
+        def personalise_and_note(self: Looped, turns: Sequence[ClientBatch], evaluate: bool) -> list[Received]:
             results = personalise(self, turns, evaluate)
             for turn, result in zip(turns, results, strict=True):
                 seen.mail |= {(turn.round, m): turn.download.to(m) for m in turn.clients}
@@ -638,7 +638,7 @@ def test_uploads_are_clipped_around_what_the_own_circle_was_sent(
     """With next to no room every upload is its reference: c and d stay at the mean of their own first models."""
     federation, groups = make_federation(SIZES[:4]), write(tmp_path, "a: b\nb: a\nc: d\nd: c")
     outcomes, _ = run(FedAvg(), normed, federation, groups, init="independent", clip=1e-9)
-    firsts = Recipe(FedAvg(), normed, TRAINING, 2, 0).first_models(federation.names, "independent")
+    firsts = RunContext(FedAvg(), normed, TRAINING, 2, 0).first_models(federation.names, "independent")
     for name, first in firsts.items():
         for client, group in ((1, first[:2]), (3, first[2:])):
             torch.testing.assert_close(outcomes[0].received[name][client], group.mean(0), rtol=0, atol=1e-6)

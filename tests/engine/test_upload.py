@@ -16,11 +16,11 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import norms, row, stack
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.attacks import KINDS, Attack, apply, by_kind, parse, read_resolved, resolved
-from fedc2i.engine.client import ClientData, Recipe
+from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Mailbox
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.engine.upload import leave
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
@@ -193,7 +193,7 @@ def test_noise_has_the_tensor_s_own_spread_and_a_key() -> None:
 
 
 def test_only_the_attackers_rows_change(model: Model) -> None:
-    recipe = Recipe(FedAvg(), model, TRAINING, 1, 0, parse("scaled:3@c;sign-flip@c;free-rider@e", NAMES, 0))
+    recipe = RunContext(FedAvg(), model, TRAINING, 1, 0, parse("scaled:3@c;sign-flip@c;free-rider@e", NAMES, 0))
     starts = {"w": torch.tensor([[8.0, 8.0], [1.0, 1.0], [5.0, 6.0]])}
     uploads = {"w": torch.tensor([[2.0, 0.0], [3.0, 1.0], [9.0, 9.0]])}
     assert leave(uploads, starts, ["a", "c", "e"], 1, recipe, Settings())["w"].tolist() == [
@@ -206,7 +206,7 @@ def test_only_the_attackers_rows_change(model: Model) -> None:
 
 
 def test_an_attacker_changes_what_was_clipped(model: Model) -> None:
-    recipe = Recipe(FedAvg(), model, TRAINING, 1, 0, parse("scaled:10@c", NAMES, 0))
+    recipe = RunContext(FedAvg(), model, TRAINING, 1, 0, parse("scaled:10@c", NAMES, 0))
     uploads, zeros = {"w": torch.tensor([[3.0, 4.0], [3.0, 4.0]])}, {"w": torch.zeros(2, 2)}
     sent = leave(uploads, zeros, ["a", "c"], 1, recipe, Settings(clip=1.0), lambda k: {"w": torch.zeros(2)})["w"]
     torch.testing.assert_close(sent, torch.tensor([[0.6, 0.8], [6.0, 8.0]]))
@@ -214,7 +214,7 @@ def test_an_attacker_changes_what_was_clipped(model: Model) -> None:
 
 def test_a_real_site_does_not_attack_where_noise_protects_it(model: Model) -> None:
     own = stack([model.init(seed) for seed in (1, 2)])
-    recipe = Recipe(FedAvg(), model, TRAINING, 1, 0, parse("free-rider@b", NAMES, 0))
+    recipe = RunContext(FedAvg(), model, TRAINING, 1, 0, parse("free-rider@b", NAMES, 0))
     settings = Settings(clip=1.0, noise=1.0)
     leave(own, own, ["a", "c"], 1, recipe, settings, secret=b"key")
     with pytest.raises(UserError, match="with noise a real site sends nothing but its upload"):
@@ -223,7 +223,7 @@ def test_a_real_site_does_not_attack_where_noise_protects_it(model: Model) -> No
 
 def test_labels_are_turned_for_training_only(model: Model, federation: Federation) -> None:
     data = ClientData.place(federation.clients[0], 4, torch.device("cpu"))
-    turned = Recipe(FedAvg(), model, TRAINING, 1, 0, parse("label-flip@a", NAMES, 0)).sees(data)
+    turned = RunContext(FedAvg(), model, TRAINING, 1, 0, parse("label-flip@a", NAMES, 0)).sees(data)
     assert data.train.y.tolist()[:5] == [0, 1, 2, 0, 1]
     assert turned.train.y.tolist()[:5] == [3, 2, 1, 3, 2]
     assert data.counts.tolist() == [4, 4, 4, 0]
@@ -231,7 +231,7 @@ def test_labels_are_turned_for_training_only(model: Model, federation: Federatio
     assert turned.test is data.test
     assert turned.validation is data.validation
     for attack in ("nan@a", "label-flip@a;label-flip@a", "label-flip@b"):
-        assert Recipe(FedAvg(), model, TRAINING, 1, 0, parse(attack, NAMES, 0)).sees(data) is data
+        assert RunContext(FedAvg(), model, TRAINING, 1, 0, parse(attack, NAMES, 0)).sees(data) is data
 
 
 # Whole runs.
@@ -242,7 +242,7 @@ def run(
 ) -> tuple[dict[int, Outcome], list[Round]]:
     reports: list[Round] = []
     settings = Settings(**{"rounds": 2, "training": TRAINING, "executor": "looped", "attack": attack, **more})
-    return federate(method, model, federation, settings, seeds, on_round=reports.append), reports
+    return simulate(method, model, federation, settings, seeds, on_round=reports.append), reports
 
 
 def mean_of(outcome: Outcome, clients: Sequence[int]) -> dict[str, torch.Tensor]:

@@ -28,7 +28,7 @@ from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.executors.workers.shared_memory import Arena
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -57,7 +57,7 @@ def run(
     all_of: dict[str, Any] = {"rounds": 2, "training": TRAINING, "executor": executor, **settings}
     if executor == "workers":
         all_of["workers"] = 2
-    return federate(method, model, federation, Settings(**all_of), seeds, on_round=reports.append), reports
+    return simulate(method, model, federation, Settings(**all_of), seeds, on_round=reports.append), reports
 
 
 def assert_same_run(one: tuple[dict[int, Outcome], list[Round]], two: tuple[dict[int, Outcome], list[Round]]) -> None:
@@ -123,7 +123,7 @@ def test_other_data_replaces_the_old(model: Model, make_federation: Callable[...
 def test_progress_is_reported_client_by_client(model: Model, federation: Federation) -> None:
     seen: list[tuple[int, int]] = []
     settings = Settings(1, training=TRAINING, executor="workers", workers=2)
-    federate(FedAvg(), model, federation, settings, [0], on_client=lambda done, of: seen.append((done, of)))
+    simulate(FedAvg(), model, federation, settings, [0], on_client=lambda done, of: seen.append((done, of)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -230,7 +230,7 @@ def test_an_interrupted_run_leaves_no_worker_behind(model: Model, federation: Fe
 
     settings = Settings(5, training=TRAINING, executor="workers", workers=2)
     with pytest.raises(KeyboardInterrupt):
-        federate(FedAvg(), model, federation, settings, [0], on_round=interrupt)
+        simulate(FedAvg(), model, federation, settings, [0], on_round=interrupt)
     assert_same_run(run("workers", FedAvg(), model, federation), run("looped", FedAvg(), model, federation))
 
 
@@ -244,10 +244,10 @@ def test_a_run_within_a_run_and_runs_in_threads_keep_apart(
     found = {}
 
     def inner(_: Round) -> None:
-        found["inner"] = federate(FedC2I(), model, federation, settings, [5])
+        found["inner"] = simulate(FedC2I(), model, federation, settings, [5])
 
     def go(seed: int) -> None:
-        found[seed] = federate(FedAvg(), model, federation, settings, [seed], on_round=inner if seed == 0 else None)
+        found[seed] = simulate(FedAvg(), model, federation, settings, [seed], on_round=inner if seed == 0 else None)
 
     threads = [threading.Thread(target=go, args=(seed,)) for seed in (0, 1)]
     for thread in threads:
@@ -262,7 +262,7 @@ def test_a_run_within_a_run_and_runs_in_threads_keep_apart(
 
 def test_pools_that_come_and_go_leave_no_descriptor(model: Model, federation: Federation) -> None:
     def used(workers: int) -> int:
-        federate(FedAvg(), model, federation, Settings(1, executor="workers", workers=workers), [0])
+        simulate(FedAvg(), model, federation, Settings(1, executor="workers", workers=workers), [0])
         return len(list(Path("/proc/self/fd").iterdir()))
 
     first = used(2)
@@ -390,7 +390,7 @@ import sys, torch
 from torch import nn
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.engine.executors.workers import pool
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models.model import split
@@ -405,7 +405,7 @@ def report(last):
         raise RuntimeError("on purpose")
 
 settings = Settings(rounds=int(sys.argv[2]), executor="workers", workers=2)
-federate(FedAvg(), model, federation, settings, [0], on_round=report)
+simulate(FedAvg(), model, federation, settings, [0], on_round=report)
 """
 
 

@@ -407,7 +407,7 @@ def test_second_call_runs_nothing_and_writes_the_same(
     out, answer = finished
     before = files_below(out)
     (out / TRIAL / "many-mass.md").unlink()
-    monkeypatch.setattr("fedc2i.runs.plan.federate", None)
+    monkeypatch.setattr("fedc2i.runs.plan.simulate", None)
     again = study(data, out, *CUT)
     assert again.code == 0, again.err
     assert again.err.startswith(f"Writing to {out / TRIAL}; 0 runs to go\n")

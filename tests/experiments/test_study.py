@@ -455,7 +455,7 @@ def test_second_call_runs_nothing_and_writes_the_same(
     out, answer = finished
     before = files_below(out)
     (out / TRIAL / "plus-parts.md").unlink()
-    monkeypatch.setattr("fedc2i.runs.plan.federate", None)
+    monkeypatch.setattr("fedc2i.runs.plan.simulate", None)
     again = plus(data, out)
     assert again.code == 0, again.err
     assert again.err == f"Writing to {out / TRIAL}; 0 runs to go\n"

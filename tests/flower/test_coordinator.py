@@ -19,10 +19,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.engine import checkpoint_file
-from fedc2i.engine.client import Recipe
+from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Round
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.flower import wire
 from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.connections import SiteConnections
@@ -49,7 +49,7 @@ class Stage:
         self, method: Method, model: Model, federation: Federation, settings: Settings, policy: Policy = POLICY
     ):
         self.federation, self.policy = federation, policy
-        self.work = Assignment(Recipe(method, model, settings.training, settings.rounds, SEED), settings)
+        self.work = Assignment(RunContext(method, model, settings.training, settings.rounds, SEED), settings)
         apps = [app_of(federation, k, lambda run: self.work) for k in range(len(federation.clients))]
         self.grid = FakeGrid({100 + k: node(100 + k, app) for k, app in enumerate(apps)})
         self.said: list[str] = []
@@ -74,7 +74,7 @@ def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_process(method: Method, model: Model, federation: Federation, settings: Settings) -> list[Round]:
     found: list[Round] = []
-    federate(method, model, federation, settings, [SEED], on_round=found.append)
+    simulate(method, model, federation, settings, [SEED], on_round=found.append)
     return found
 
 

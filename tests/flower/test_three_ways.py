@@ -13,11 +13,11 @@ import torch
 
 from fedc2i.core.params import Params, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.records import Outcome
 from fedc2i.engine.server import Server
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -74,8 +74,8 @@ def send(tensors: Params, position: int, route: Route) -> tuple[Params, int]:
 
 
 def through_flower(method: Method, model: Model, federation: Federation, route: Route) -> tuple[Params, Params]:
-    """The rounds of `federate`, with a wire between server and clients."""
-    recipe = Recipe(method, model, TRAINING, ROUNDS, SEED)
+    """The rounds of `simulate`, with a wire between server and clients."""
+    recipe = RunContext(method, model, TRAINING, ROUNDS, SEED)
     data = [ClientData.place(client, len(federation.classes), torch.device("cpu")) for client in federation.clients]
     clients = [LocalClient(recipe, own) for own in data]
     everyone = range(len(clients))
@@ -94,7 +94,7 @@ def through_flower(method: Method, model: Model, federation: Federation, route: 
 
 def in_process(method: Method, model: Model, federation: Federation, executor: str) -> Outcome:
     settings = Settings(ROUNDS, executor=executor, training=TRAINING, threads=torch.get_num_threads())
-    return federate(method, model, federation, settings, [SEED])[SEED]
+    return simulate(method, model, federation, settings, [SEED])[SEED]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=["fedavg", "fedavg-samples", "fedc2i", "fedc2i-counts"])

@@ -14,9 +14,9 @@ from torch.testing import assert_close
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, relay, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Probe, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -201,12 +201,12 @@ def test_gamma_zero_without_old_models_is_fedavg_when_few_take_part(
 ) -> None:
     federation = make_federation(sizes=(9, 12, 7, 9, 8))
     settings = Settings(rounds=4, clients_per_round=2, training=Training(batch_size=5), executor=executor)
-    both = [federate(method, model, federation, settings, (0,)) for method in (FedAvg(), FedC2I(gamma=0, max_age=0))]
+    both = [simulate(method, model, federation, settings, (0,)) for method in (FedAvg(), FedC2I(gamma=0, max_age=0))]
     for point in ("trained", "received"):
         want, got = (getattr(own[0], point) for own in both)
         for name, tensor in want.items():
             assert torch.equal(got[name], tensor), (point, name)
-    kept = federate(FedC2I(gamma=0), model, federation, settings, (0,))
+    kept = simulate(FedC2I(gamma=0), model, federation, settings, (0,))
     assert not torch.equal(kept[0].received[name], both[0][0].received[name])
 
 
@@ -269,8 +269,8 @@ def test_own_weight_equal_where_no_other_loss_is_finite(problem: Problem, gamma:
     assert weights[2, 1] == 0.25
 
 
-def recipe(method: Method, model: Model) -> Recipe:
-    return Recipe(method, model, Training(), rounds=3, seed=0)
+def recipe(method: Method, model: Model) -> RunContext:
+    return RunContext(method, model, Training(), rounds=3, seed=0)
 
 
 def placed(federation: Federation, client: int = 0) -> ClientData:

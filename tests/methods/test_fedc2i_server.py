@@ -16,7 +16,7 @@ import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, relay, row, size_in_bytes, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine.client import LocalClient, Recipe
+from fedc2i.engine.client import LocalClient, RunContext
 from fedc2i.engine.executors.workers import pool
 from fedc2i.methods.base import Download, Probe, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -54,7 +54,7 @@ def uploads_of(
     method: FedC2IServer, model: Model, federation: Federation, models: list[Params], received: Params, start: Params
 ) -> Uploads:
     """What these clients send of these models, after they received this."""
-    recipe, clients = Recipe(method, model, TRAINING, rounds=5, seed=0), range(len(models))
+    recipe, clients = RunContext(method, model, TRAINING, rounds=5, seed=0), range(len(models))
     sent = [
         LocalClient(recipe, place(federation, m)).upload(models[m], start, received, m if received else -1, 3)
         for m in clients

@@ -18,8 +18,8 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.options import options_of
 from fedc2i.core.params import Params, row, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine.client import LocalClient, Recipe
-from fedc2i.engine.executors.base import Turn
+from fedc2i.engine.client import LocalClient, RunContext
+from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.executor import Stacked
 from fedc2i.engine.executors.workers import pool
 from fedc2i.methods.base import Download, Method, Site
@@ -68,7 +68,7 @@ class Slope(Method):
 def test_anchor_by_hand(steps: int, want: float, model: Model) -> None:
     """From w = 1 with steps of 0.5: gradients 2, then 2 + 0.4(0 − 1) = 1.6, then 2 + 0.4(−0.8 − 1) = 1.28."""
     training = Training(optimizer="sgd", lr=0.5)
-    recipe = Recipe(Slope(anchor=0.4), model, training, rounds=1, seed=0)
+    recipe = RunContext(Slope(anchor=0.4), model, training, rounds=1, seed=0)
     start = {"w": torch.tensor(1.0).double(), "other": torch.tensor(7.0).double()}
     site = Site(model, torch.ones(1), torch.tensor(-1), {}, start=start)
     loss = partial(recipe.loss, site=site, names=["w"])
@@ -78,7 +78,7 @@ def test_anchor_by_hand(steps: int, want: float, model: Model) -> None:
 
 
 def test_the_anchor_is_where_the_round_started_and_holds_what_is_trained(model: Model) -> None:
-    recipe = Recipe(Slope(anchor=3.0), model, Training(), rounds=1, seed=0)
+    recipe = RunContext(Slope(anchor=3.0), model, Training(), rounds=1, seed=0)
     params = {"w": torch.tensor(5.0), "v": torch.tensor([1.0, 2.0]), "still": torch.tensor(100.0)}
     start = {"w": torch.tensor(4.0), "v": torch.tensor([3.0, 5.0]), "still": torch.tensor(0.0)}
     site = Site(model, torch.ones(1), torch.tensor(-1), {}, start=start)
@@ -130,11 +130,11 @@ def module_of(model: Model, params: Params) -> nn.Module:
 
 def train_first_client(how: str, method: Method, model: Model, federation: Federation, training: Training) -> Params:
     """A local run of the first client, alone or stacked with the others."""
-    recipe, data = Recipe(method, model, training, rounds=1, seed=0), [place(federation, m) for m in range(3)]
+    recipe, data = RunContext(method, model, training, rounds=1, seed=0), [place(federation, m) for m in range(3)]
     start = method.setup(model.init(0), model)
     if how == "looped":
         return LocalClient(recipe, data[0]).train(start, {}, -1, 1)
-    turn = Turn(recipe, (0, 1, 2), stack([start] * 3), Download(), 1)
+    turn = ClientBatch(recipe, (0, 1, 2), stack([start] * 3), Download(), 1)
     return row(Stacked(data).train([turn], evaluate=False)[0].params, 0)
 
 
@@ -238,7 +238,7 @@ def test_ditto_holds_its_private_model_at_its_own_start(model: Model, federation
     model, data = in_double(model), place(federation)
     method = Ditto(mu=0, anchor=2.0)
     start = {**method.setup(model.init(0), model), "private.head.bias": torch.full((4,), 3.0).double()}
-    recipe = Recipe(method, model, TRAINING, rounds=1, seed=0)
+    recipe = RunContext(method, model, TRAINING, rounds=1, seed=0)
     names = recipe.trainable(method.phases(1)[0], start)
     assert "private.head.bias" in names
     site = make_site(model, data, start=start, training=True)

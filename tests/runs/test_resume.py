@@ -31,12 +31,12 @@ from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core import files
 from fedc2i.core.params import unprefixed
 from fedc2i.engine import checkpoint_file
-from fedc2i.engine.client import Recipe
+from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Round
-from fedc2i.engine.seed_run import Lane
+from fedc2i.engine.seed_run import SeedRun
 from fedc2i.engine.server import Mailbox
 from fedc2i.engine.settings import Settings
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import figures
 from fedc2i.runs import checkpoint, fingerprint
@@ -217,12 +217,12 @@ def test_a_state_goes_to_another_device(
     """
     federation, method = make_federation((12, 9, 7, 8)), Method.registry["fedc2i"](top_k=1)
     how, kept = Settings(rounds=2, training=TRAINING, executor="looped"), list[Any]()
-    federate(method, model, federation, how, [0], CPU, keep=lambda number, is_last, state: kept.append(state()))
+    simulate(method, model, federation, how, [0], CPU, keep=lambda number, is_last, state: kept.append(state()))
     checkpoint_file.save(tmp_path, 1, *kept[0])
     saved = checkpoint_file.load(tmp_path)
     assert saved is not None
-    recipe, samples = Recipe(method, model, TRAINING, 2, 0), torch.ones(4, device="meta")
-    lane = Lane(recipe, how, federation.names, samples, torch.device("meta"))
+    recipe, samples = RunContext(method, model, TRAINING, 2, 0), torch.ones(4, device="meta")
+    lane = SeedRun(recipe, how, federation.names, samples, torch.device("meta"))
     lane.restore(unprefixed("seed0/", saved.tensors), saved.values["0"], 1)
     state = lane.state()[0]
     there = {name: tensor.device.type for name, tensor in state.items()}

@@ -14,8 +14,8 @@ from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, row, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine.client import ClientData, LocalClient, Recipe
-from fedc2i.engine.executors.base import Turn
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
+from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.executor import Stacked as StackedExecutor
 from fedc2i.methods.base import Download, Method, Phase
 from fedc2i.models.model import Model, scale
@@ -156,11 +156,11 @@ def run_phases(how: str, plan: tuple[Phase, ...], model: Model, federation: Fede
     method = InPhases()
     object.__setattr__(method, "plan", plan)
     data = placed(federation)
-    recipe = Recipe(method, model, Training(epochs=2, batch_size=5), rounds=1, seed=0)
+    recipe = RunContext(method, model, Training(epochs=2, batch_size=5), rounds=1, seed=0)
     start = model.init(0)
     if how == "looped":
         return start, LocalClient(recipe, data[0]).train(start, {}, -1, 1)
-    turn = Turn(recipe, (0, 1), stack([start, start]), Download(), 1)
+    turn = ClientBatch(recipe, (0, 1), stack([start, start]), Download(), 1)
     return start, row(StackedExecutor(data).train([turn], evaluate=False)[0].params, 0)
 
 

@@ -37,7 +37,7 @@ from fedc2i.core.files import to_json, write_atomically
 from fedc2i.core.params import VALID, Params, Stacked, row, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine import attacks, topology
-from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.server import Mailbox, Server
 from fedc2i.engine.simulator import repeatable
 from fedc2i.methods.base import Method, Site
@@ -159,7 +159,7 @@ def measure(plan: Plan, models: Stacked, seed: int, number: int, samples: int, d
     device, names = plan.config.torch_device(), federation.names
     data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
     attackers = attacks.parse(settings.attack, names, seed)
-    recipe = Recipe(plan.method, plan.model, settings.training, settings.rounds, seed, attackers)
+    recipe = RunContext(plan.method, plan.model, settings.training, settings.rounds, seed, attackers)
     clients = [LocalClient(recipe, own) for own in data]
     models = {name: tensor.to(device) for name, tensor in models.items()}
     counts, found = torch.tensor([own.samples for own in data], device=device), _Found(len(names))
@@ -225,7 +225,7 @@ def _bootstrap(plan: Plan, own: Params, batch: Batch, site: Site, weights: Tenso
     return {name: interval(estimates[name], drawn[name], level) for name in estimates}
 
 
-def _batch(recipe: Recipe, data: ClientData, number: int, samples: int) -> tuple[Batch, str]:
+def _batch(recipe: RunContext, data: ClientData, number: int, samples: int) -> tuple[Batch, str]:
     """Samples from where the method takes them, those of the run's own batch first, and their split's name."""
     drawn = recipe.draw_probe(data, number)
     assert drawn is not None

@@ -25,7 +25,7 @@ from fedc2i.core.files import to_json, write_atomically, writing
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.deploy.run_description import describe
 from fedc2i.engine import accountant, checkpoint_file
-from fedc2i.engine.client import Recipe
+from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import POINTS, Point, Round
 from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.connections import Grid, SiteConnections
@@ -168,7 +168,7 @@ def _lead_seed(
     if finished.is_file():
         result.rounds += journal.read(reports, int(finished.read_text(encoding="ascii")) + 1)
         return
-    assignment = Assignment(Recipe(plan.method, plan.model, settings.training, settings.rounds, seed), settings)
+    assignment = Assignment(RunContext(plan.method, plan.model, settings.training, settings.rounds, seed), settings)
     samples = {name: int(own.get("train", 0)) for name, own in plan.federation.samples().items()}
     classes = len(plan.federation.classes)
     expected = expected_upload(assignment, plan.federation.clients[0], classes)

@@ -15,7 +15,7 @@ from fedc2i.core import plugins
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.version import __version__
 from fedc2i.engine import attacks
-from fedc2i.engine.client import Recipe
+from fedc2i.engine.client import RunContext
 from fedc2i.flower.messages import MOST_CLASSES, MOST_SIDE
 from fedc2i.flower.site import Assignment, fingerprint
 from fedc2i.runs.plan import Plan
@@ -39,7 +39,7 @@ def describe(plan: Plan, seed: int) -> str:
     }
     values |= {name: _in_app(name, str(values[name])) for name in ("method", "model")}
     values["attack"] = attacks.resolved(plan.config.attack, plan.federation.names, seed)
-    recipe = Recipe(plan.method, plan.model, plan.config.settings().training, plan.config.settings().rounds, seed)
+    recipe = RunContext(plan.method, plan.model, plan.config.settings().training, plan.config.settings().rounds, seed)
     return json.dumps(
         {
             "version": __version__,
@@ -158,7 +158,7 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
     model = build(str(config.model), classes, (channels, height, width))
     attackers = attacks.read_resolved(config.attack)
     training, rounds = config.settings().training, int(config.rounds or 0)
-    recipe = Recipe(kind(**config.options), model, training, rounds, config.seeds[0], attackers)
+    recipe = RunContext(kind(**config.options), model, training, rounds, config.seeds[0], attackers)
     if fingerprint(recipe.first_model("", config.init)) != expected:
         raise UserError(f"its model '{config.model}' is of another architecture than the coordinator's")
     return Assignment(recipe, replace(config.settings(), executor="looped")), classes

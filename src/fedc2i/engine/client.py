@@ -60,7 +60,7 @@ def _place(split: Split, shape: torch.Size, device: torch.device) -> Batch:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class RunContext:
     """What all clients of a run have in common."""
 
     method: Method
@@ -134,7 +134,7 @@ class Recipe:
 class LocalClient:
     """Runs the method's client-side functions for one client."""
 
-    def __init__(self, recipe: Recipe, data: ClientData) -> None:
+    def __init__(self, recipe: RunContext, data: ClientData) -> None:
         self.recipe = recipe
         self.data = recipe.sees(data)
         self._device = data.counts.device

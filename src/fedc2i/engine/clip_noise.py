@@ -26,7 +26,7 @@ from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import VALID, Params, Stacked, row, stack
 from fedc2i.data.federation import Client, Federation, Split
-from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.settings import Settings
 from fedc2i.methods.base import Method
 from fedc2i.methods.math.tags import BUFFER, HEAD
@@ -122,7 +122,7 @@ def protect(
     uploads: Stacked,
     clients: Sequence[str],
     number: int,
-    recipe: Recipe,
+    recipe: RunContext,
     settings: Settings,
     received: Callable[[int], Params],
     secret: bytes = b"",
@@ -247,6 +247,6 @@ def _example(method: Method, model: Model, federation: Federation, settings: Set
     whole = federation.clients[0].train
     few = Split(whole.x[:2], whole.y[:2])
     data = ClientData.place(Client("example", few, few, few), len(federation.classes), torch.device("cpu"))
-    recipe = Recipe(method, model, Training(), 1, 0)
+    recipe = RunContext(method, model, Training(), 1, 0)
     first = recipe.first_model("example", settings.init)
     return LocalClient(recipe, data).upload(first, first, {}, -1, 1)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedc2i.core.params import Params, Stacked, prefixed, replace_rows, row, rows, size_in_bytes, unprefixed
 from fedc2i.engine import state_check, topology
-from fedc2i.engine.client import Recipe
+from fedc2i.engine.client import RunContext
 from fedc2i.engine.diagnostics import Told, spread
-from fedc2i.engine.executors.base import Received, Trained, Turn
+from fedc2i.engine.executors.base import ClientBatch, Received, Trained
 from fedc2i.engine.participation import Patience, choose
 from fedc2i.engine.records import Metrics, Outcome, Point, Round
 from fedc2i.engine.server import REPORTS, Mailbox, Server
@@ -20,11 +20,11 @@ from fedc2i.engine.settings import Settings
 from fedc2i.engine.upload import leave
 
 
-class Lane:
+class SeedRun:
     """All that changes from round to round with one seed."""
 
     def __init__(
-        self, recipe: Recipe, settings: Settings, names: Sequence[str], samples: Tensor, device: torch.device
+        self, recipe: RunContext, settings: Settings, names: Sequence[str], samples: Tensor, device: torch.device
     ) -> None:
         """Draws the first models and the first participants."""
         self.recipe = recipe
@@ -47,11 +47,11 @@ class Lane:
         self._refused: dict[int, str] = {}
         self._bytes_up = self._bytes_told = 0
 
-    def to_train(self, number: int) -> list[Turn]:
+    def to_train(self, number: int) -> list[ClientBatch]:
         """The local runs of a round: a turn for each circle of clients that received the same."""
         return self._turns(self._chosen, self._starts, number)
 
-    def sitting_out(self, number: int) -> list[Turn]:
+    def sitting_out(self, number: int) -> list[ClientBatch]:
         """The clients that do not train in this round, perhaps none, with the models they have."""
         others = self._others()
         return self._turns(others, rows(self._own, others), number)
@@ -72,7 +72,7 @@ class Lane:
         for server in self._servers:
             server.combine(number)
 
-    def to_personalise(self, number: int, due: bool) -> list[Turn]:
+    def to_personalise(self, number: int, due: bool) -> list[ClientBatch]:
         """What the exchange brings to those who need it: everyone when scored, else who trains next."""
         self._audience = self._everyone if due else self._choose(number + 1)
         return self._turns(self._audience, rows(self._own, self._audience), number)
@@ -171,11 +171,11 @@ class Lane:
             members.setdefault(self._circle[client], []).append(client)
         return [(self._servers[c], tuple(own)) for c, own in members.items()]
 
-    def _turns(self, clients: Sequence[int], params: Stacked, number: int) -> list[Turn]:
+    def _turns(self, clients: Sequence[int], params: Stacked, number: int) -> list[ClientBatch]:
         """The turns of ``clients``, whose models are ``params``."""
         place = {client: k for k, client in enumerate(clients)}
         return [
-            Turn(self.recipe, own, rows(params, [place[m] for m in own]), server.download, number)
+            ClientBatch(self.recipe, own, rows(params, [place[m] for m in own]), server.download, number)
             for server, own in self._shares(clients)
         ]
 

@@ -15,16 +15,16 @@ import torch
 from fedc2i.data.federation import Federation
 from fedc2i.engine import attacks
 from fedc2i.engine.checks import check
-from fedc2i.engine.client import ClientData, Recipe
+from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.adaptive import Adaptive
-from fedc2i.engine.executors.base import Executor, Turn
+from fedc2i.engine.executors.base import ClientBatch, Executor
 from fedc2i.engine.executors.looped import Looped
 from fedc2i.engine.executors.stacked import compatibility
 from fedc2i.engine.executors.stacked.executor import Stacked
 from fedc2i.engine.executors.workers.executor import Workers
 from fedc2i.engine.executors.workers.pool import Pool, cores, lease
 from fedc2i.engine.records import Metrics, Outcome, Round
-from fedc2i.engine.seed_run import Lane
+from fedc2i.engine.seed_run import SeedRun
 from fedc2i.engine.settings import Settings
 from fedc2i.engine.state import Keep, Start, put_back, state_of
 from fedc2i.methods.base import Method
@@ -33,7 +33,7 @@ from fedc2i.models.model import Model
 _Result = TypeVar("_Result")
 
 
-def federate(
+def simulate(
     method: Method,
     model: Model,
     federation: Federation,
@@ -64,8 +64,8 @@ def federate(
     data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
     samples = torch.tensor([own.samples for own in data], device=device)
     attackers = {seed: attacks.parse(settings.attack, federation.names, seed) for seed in seeds}
-    recipes = [Recipe(method, model, settings.training, settings.rounds, seed, attackers[seed]) for seed in seeds]
-    lanes = [Lane(recipe, settings, federation.names, samples, device) for recipe in recipes]
+    recipes = [RunContext(method, model, settings.training, settings.rounds, seed, attackers[seed]) for seed in seeds]
+    lanes = [SeedRun(recipe, settings, federation.names, samples, device) for recipe in recipes]
     first, outcomes = 1, dict[int, Outcome]()
     if start is not None:
         first, (lanes, outcomes) = start.round + 1, put_back(start, lanes, device)
@@ -99,14 +99,16 @@ def federate(
     return {seed: outcomes[seed] for seed in seeds}
 
 
-def _by_lane(compute: Callable[..., list[_Result]], asked: Sequence[list[Turn]], *more: bool) -> list[list[_Result]]:
+def _by_lane(
+    compute: Callable[..., list[_Result]], asked: Sequence[list[ClientBatch]], *more: bool
+) -> list[list[_Result]]:
     """The results of the turns that each lane asked for, computed together."""
     results = iter(compute([turn for turns in asked for turn in turns], *more))
     return [[next(results) for _ in turns] for turns in asked]
 
 
 def _executor(
-    recipes: Sequence[Recipe],
+    recipes: Sequence[RunContext],
     data: Sequence[ClientData],
     settings: Settings,
     device: torch.device,

@@ -13,9 +13,9 @@ import torch
 from fedc2i.core.params import Params, prefixed, size_in_bytes, unprefixed
 from fedc2i.data.federation import Federation
 from fedc2i.engine import state_check
-from fedc2i.engine.client import Recipe
+from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.seed_run import Lane
+from fedc2i.engine.seed_run import SeedRun
 from fedc2i.engine.settings import Settings
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
@@ -40,7 +40,7 @@ class Start(NamedTuple):
     last: Mapping[int, Round]
 
 
-def state_of(lanes: Sequence[Lane], outcomes: Mapping[int, Outcome]) -> State:
+def state_of(lanes: Sequence[SeedRun], outcomes: Mapping[int, Outcome]) -> State:
     """Of the seeds that go on, and of those that have ended."""
     tensors: Params = {}
     values: dict[str, Any] = {}
@@ -62,7 +62,7 @@ def size_of_state(
     Every client's own model and what it received; its upload, taken for a model as well, unless all take part and
     send their own, which is written once. What only the server has is not counted: mostly one model.
     """
-    recipe, clients = Recipe(method, model, settings.training, settings.rounds, 0), len(federation.clients)
+    recipe, clients = RunContext(method, model, settings.training, settings.rounds, 0), len(federation.clients)
     some = settings.participants(clients)
     received = clients if settings.evaluate_every == 1 else some
     uploads = clients if settings.clip or settings.attack or some < clients else 0
@@ -92,18 +92,18 @@ def require_fit(
     """
     tensors, values = state
     for seed in seeds:
-        recipe = Recipe(method, model, settings.training, settings.rounds, seed)
+        recipe = RunContext(method, model, settings.training, settings.rounds, seed)
         own, said = unprefixed(f"seed{seed}/", tensors), values.get(str(seed), {})
         state_check.check(recipe, settings, federation.names, own, said, round)
 
 
-def put_back(start: Start, lanes: Sequence[Lane], device: torch.device) -> tuple[list[Lane], dict[int, Outcome]]:
+def put_back(start: Start, lanes: Sequence[SeedRun], device: torch.device) -> tuple[list[SeedRun], dict[int, Outcome]]:
     """Takes a state in; returns the seeds that go on, and what those that have ended left behind.
 
     Raises:
         UserError: if it is of another model or of other clients, or damaged.
     """
-    running: list[Lane] = []
+    running: list[SeedRun] = []
     outcomes: dict[int, Outcome] = {}
     for lane in lanes:
         seed = lane.recipe.seed

@@ -16,7 +16,7 @@ from torch import Tensor, float32
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params, unprefixed
 from fedc2i.engine import topology
-from fedc2i.engine.client import Recipe
+from fedc2i.engine.client import RunContext
 from fedc2i.engine.participation import choose
 from fedc2i.engine.server import REPORTS
 from fedc2i.engine.settings import Settings
@@ -29,14 +29,16 @@ def layout(tensors: Mapping[str, Tensor]) -> Layout:
     return {name: [str(own.dtype).removeprefix("torch."), *own.shape] for name, own in tensors.items()}
 
 
-def check(recipe: Recipe, settings: Settings, names: Sequence[str], tensors: Params, values: Any, number: int) -> None:
+def check(
+    recipe: RunContext, settings: Settings, names: Sequence[str], tensors: Params, values: Any, number: int
+) -> None:
     """Refuses the state of one seed after a round, unless the run can go on from it.
 
     Args:
         recipe: the seed's.
         settings: of the run.
         names: the clients.
-        tensors: what `Lane.state` gave, or the models of a seed that has ended.
+        tensors: what `SeedRun.state` gave, or the models of a seed that has ended.
         values: what belongs to them.
         number: the round.
 
@@ -60,7 +62,7 @@ def check(recipe: Recipe, settings: Settings, names: Sequence[str], tensors: Par
         raise UserError(f"the checkpoint after round {number} is damaged ({one_line(error)})") from None
 
 
-def _check_values(recipe: Recipe, settings: Settings, names: Sequence[str], values: Any, number: int) -> None:
+def _check_values(recipe: RunContext, settings: Settings, names: Sequence[str], values: Any, number: int) -> None:
     clients = len(names)
     _require(1 <= number < settings.rounds, f"a seed that goes on behind round {number} of {settings.rounds}")
     sent, audience, (best, waited) = values["sent"], values["audience"], values["patience"]
@@ -75,7 +77,7 @@ def _check_values(recipe: Recipe, settings: Settings, names: Sequence[str], valu
     _require(_is_whole(values["bytes_told"], 0, 2**63), f"bytes_told={values['bytes_told']}")
 
 
-def _check_tensors(recipe: Recipe, settings: Settings, names: Sequence[str], tensors: Params, values: Any) -> None:
+def _check_tensors(recipe: RunContext, settings: Settings, names: Sequence[str], tensors: Params, values: Any) -> None:
     found = layout(tensors)
     said = values.get("layout", found)  # an earlier version has none
     for name in {**said, **found}:

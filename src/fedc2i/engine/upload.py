@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, Stacked, replace_rows, row, stack
 from fedc2i.engine import attacks, clip_noise
-from fedc2i.engine.client import Recipe
+from fedc2i.engine.client import RunContext
 from fedc2i.engine.settings import Settings
 
 
@@ -20,7 +20,7 @@ def leave(
     starts: Stacked,
     clients: Sequence[str],
     number: int,
-    recipe: Recipe,
+    recipe: RunContext,
     settings: Settings,
     received: Callable[[int], Params] = lambda k: {},
     secret: bytes = b"",
@@ -46,7 +46,7 @@ def leave(
     return _attacked(uploads, starts, clients, number, recipe)
 
 
-def _attacked(uploads: Stacked, starts: Stacked, clients: Sequence[str], number: int, recipe: Recipe) -> Stacked:
+def _attacked(uploads: Stacked, starts: Stacked, clients: Sequence[str], number: int, recipe: RunContext) -> Stacked:
     """With the rows of attackers replaced by what they send instead."""
     bad = [k for k, name in enumerate(clients) if name in recipe.attacks]
     if not bad or not uploads:

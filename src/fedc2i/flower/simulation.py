@@ -17,7 +17,7 @@ import torch
 from fedc2i.core.errors import UserError
 from fedc2i.engine import attacks
 from fedc2i.engine.checks import check
-from fedc2i.engine.client import Recipe
+from fedc2i.engine.client import RunContext
 from fedc2i.engine.executors.workers.pool import cores
 from fedc2i.engine.records import Round
 from fedc2i.engine.settings import Settings
@@ -94,7 +94,7 @@ def federate(
             wait_for_sites(fleet, federation.names, count, count, policy.deadline, lambda line: None, policy.poll)
             samples = {client.name: len(client.train) for client in federation.clients}
             for seed in seeds:
-                recipe = Recipe(method, model, settings.training, settings.rounds, seed)
+                recipe = RunContext(method, model, settings.training, settings.rounds, seed)
                 work, classes = Assignment(recipe, settings), len(federation.classes)
                 expected = expected_upload(work, federation.clients[0], classes)
 
@@ -166,7 +166,7 @@ def _assignment(world: Any) -> Callable[[Task], tuple[Assignment, tuple[str, ...
     def find(task: Task) -> tuple[Assignment, tuple[str, ...]]:
         own, seed = _see(world), int(task.run.removeprefix("seed"))
         attackers = attacks.parse(own.settings.attack, own.federation.names, seed)
-        recipe = Recipe(own.method, own.model, own.settings.training, own.settings.rounds, seed, attackers)
+        recipe = RunContext(own.method, own.model, own.settings.training, own.settings.rounds, seed, attackers)
         return Assignment(recipe, own.settings), own.federation.classes
 
     return find

@@ -10,7 +10,7 @@ import torch
 
 from fedc2i.core.params import Params, row, stack
 from fedc2i.data.federation import Client
-from fedc2i.engine.client import ClientData, LocalClient, Recipe
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.records import Point
 from fedc2i.engine.settings import Settings
 from fedc2i.engine.simulator import repeatable
@@ -23,7 +23,7 @@ from fedc2i.flower.site_memory import Memory
 class Assignment:
     """What all sites of a run do: the recipe, and how it is run."""
 
-    recipe: Recipe
+    recipe: RunContext
     settings: Settings
 
 

@@ -155,7 +155,7 @@ class Method:
     """A federated method; as it stands, FedAvg with equal weights.
 
     Its two options are those of every method, so that any baseline can be given the same extras as a control. They act
-    in local training (`engine.client.Recipe.loss`, `training.train`) and need no line in a method. Each phase has its
+    in local training (`RunContext.loss`, `training.train`) and need no line in a method. Each phase has its
     own share of both: the anchor holds what the phase trains, and the mean is over the phase's steps.
 
     Attributes:

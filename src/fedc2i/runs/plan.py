@@ -14,7 +14,7 @@ from fedc2i.data import sources
 from fedc2i.data.federation import Federation
 from fedc2i.engine.checks import check
 from fedc2i.engine.records import Round
-from fedc2i.engine.simulator import federate
+from fedc2i.engine.simulator import simulate
 from fedc2i.engine.state import Keep, Start, require_fit, size_of_state
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
@@ -175,7 +175,7 @@ class Plan:
             device = self.config.torch_device()
             simulation.federate(*run, policy, self.config.ray_address, device, on_round, on_client, say)
         else:
-            result.outcomes = federate(*run, self.config.torch_device(), on_round, on_client, keep, start)
+            result.outcomes = simulate(*run, self.config.torch_device(), on_round, on_client, keep, start)
         result.rounds.sort(key=lambda report: self.config.seeds.index(report.seed))
         return result
 

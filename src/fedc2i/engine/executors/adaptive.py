@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from fedc2i.engine.executors.base import Executor, Received, Trained, Turn
+from fedc2i.engine.executors.base import ClientBatch, Executor, Received, Trained
 from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.records import Metrics
 
@@ -21,7 +21,7 @@ class Adaptive:
         self._rounds, self._begun, self._began = rounds, 0, time.perf_counter()
         self._settled = False
 
-    def train(self, turns: Sequence[Turn], evaluate: bool) -> list[Trained]:
+    def train(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
         """Local runs, uploads, and scores of the trained models if asked for."""
         if not self._settled:
             self._consider()
@@ -47,11 +47,11 @@ class Adaptive:
             if there is not None:
                 there.discard()
 
-    def personalise(self, turns: Sequence[Turn], evaluate: bool) -> list[Received]:
+    def personalise(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Received]:
         """Starts of the next round, diagnostics, and scores of the starts if asked for."""
         return self._now.personalise(turns, evaluate)
 
-    def evaluate(self, turns: Sequence[Turn]) -> list[Metrics]:
+    def evaluate(self, turns: Sequence[ClientBatch]) -> list[Metrics]:
         """Metrics of every client on its own data."""
         return self._now.evaluate(turns)
 

@@ -13,13 +13,13 @@ from typing import Protocol
 from torch import Tensor
 
 from fedc2i.core.params import Stacked
-from fedc2i.engine.client import Recipe
+from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Metrics
 from fedc2i.methods.base import Download
 
 
 @dataclass(frozen=True)
-class Turn:
+class ClientBatch:
     """The clients of one seed whose turn it is.
 
     Attributes:
@@ -30,7 +30,7 @@ class Turn:
         round: the round this belongs to, from 1.
     """
 
-    recipe: Recipe
+    recipe: RunContext
     clients: tuple[int, ...]
     params: Stacked
     download: Download
@@ -58,15 +58,15 @@ class Received:
 class Executor(Protocol):
     """Computes for the clients of all seeds; results come in the order of ``turns``."""
 
-    def train(self, turns: Sequence[Turn], evaluate: bool) -> list[Trained]:
+    def train(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
         """Local runs from ``params``, and what leaves the clients after them."""
         ...
 
-    def personalise(self, turns: Sequence[Turn], evaluate: bool) -> list[Received]:
+    def personalise(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Received]:
         """The starts of the next round, from the clients' own ``params`` and the download."""
         ...
 
-    def evaluate(self, turns: Sequence[Turn]) -> list[Metrics]:
+    def evaluate(self, turns: Sequence[ClientBatch]) -> list[Metrics]:
         """Metrics of every client on its own data."""
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fedc2i.core.params import Params, row, stack
 from fedc2i.engine.client import ClientData, LocalClient
-from fedc2i.engine.executors.base import Received, Trained, Turn
+from fedc2i.engine.executors.base import ClientBatch, Received, Trained
 from fedc2i.engine.records import Metrics
 
 
@@ -17,7 +17,7 @@ class Looped:
         self._data = data
         self._on_client = on_client
 
-    def train(self, turns: Sequence[Turn], evaluate: bool) -> list[Trained]:
+    def train(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
         """Local runs, uploads, and scores of the trained models if asked for."""
         results = []
         done, of = 0, sum(len(turn.clients) for turn in turns)
@@ -36,7 +36,7 @@ class Looped:
             results.append(Trained(stack(models), stack(uploads), metrics))
         return results
 
-    def personalise(self, turns: Sequence[Turn], evaluate: bool) -> list[Received]:
+    def personalise(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Received]:
         """Starts of the next round, diagnostics, and scores of the starts if asked for."""
         results = []
         for turn in turns:
@@ -52,14 +52,14 @@ class Looped:
             results.append(Received(stack(starts), stack(reports), metrics))
         return results
 
-    def evaluate(self, turns: Sequence[Turn]) -> list[Metrics]:
+    def evaluate(self, turns: Sequence[ClientBatch]) -> list[Metrics]:
         """Metrics of every client on its own data."""
         return [[one.evaluate(own, sent, at, turn.round) for one, own, sent, at in self._each(turn)] for turn in turns]
 
     def close(self) -> None:
         """Nothing is held for this run alone."""
 
-    def _each(self, turn: Turn) -> Iterator[tuple[LocalClient, Params, Params, int]]:
+    def _each(self, turn: ClientBatch) -> Iterator[tuple[LocalClient, Params, Params, int]]:
         """Every client with its model, what it received and where its own upload stands in that."""
         sent = turn.download
         for k, m in enumerate(turn.clients):

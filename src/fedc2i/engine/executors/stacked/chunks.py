@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedc2i.engine.executors.base import Received, Trained, Turn
+from fedc2i.engine.executors.base import ClientBatch, Received, Trained
 
 Piece = TypeVar("Piece", Trained, Received)
 
 
-def in_parts(turns: Sequence[Turn], at_once: int, compute: Callable[[list[Turn]], list[Piece]]) -> list[Piece]:
+def in_parts(
+    turns: Sequence[ClientBatch], at_once: int, compute: Callable[[list[ClientBatch]], list[Piece]]
+) -> list[Piece]:
     """The results of ``turns`` in their order, no more than ``at_once`` clients computed at a time.
 
     Args:
@@ -28,7 +30,7 @@ def in_parts(turns: Sequence[Turn], at_once: int, compute: Callable[[list[Turn]]
     return [_join(own) for own in pieces]
 
 
-def _parts(turns: Sequence[Turn], at_once: int) -> Iterator[tuple[list[int], list[Turn]]]:
+def _parts(turns: Sequence[ClientBatch], at_once: int) -> Iterator[tuple[list[int], list[ClientBatch]]]:
     """Seeds that fit together, with their numbers among ``turns``; whole seeds while they fit, else some clients."""
     groups: dict[Any, list[int]] = {}
     for number, turn in enumerate(turns):
@@ -44,7 +46,7 @@ def _parts(turns: Sequence[Turn], at_once: int) -> Iterator[tuple[list[int], lis
                 yield some, [_slice(turns[number], first, min(first + at_once, clients)) for number in some]
 
 
-def _slice(turn: Turn, low: int, high: int) -> Turn:
+def _slice(turn: ClientBatch, low: int, high: int) -> ClientBatch:
     """Some of the clients."""
     params = {name: tensor[low:high] for name, tensor in turn.params.items()}
     return replace(turn, clients=turn.clients[low:high], params=params)

@@ -21,8 +21,8 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, row, select, stack
 from fedc2i.core.params import Stacked as StackedParams
 from fedc2i.engine.attacks import Attackers
-from fedc2i.engine.client import ClientData, LocalClient, Recipe
-from fedc2i.engine.executors.base import Received, Trained, Turn
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
+from fedc2i.engine.executors.base import ClientBatch, Received, Trained
 from fedc2i.engine.executors.stacked.chunks import Piece, in_parts
 from fedc2i.engine.executors.stacked.cuda_graph import Recorded
 from fedc2i.engine.executors.stacked.memory_estimate import clients_that_fit
@@ -60,22 +60,22 @@ class Stacked:
         self._made: dict[Any, _Kept] = {}  # what was recorded
         self._reads_round: set[_Kind] = set()
 
-    def train(self, turns: Sequence[Turn], evaluate: bool) -> list[Trained]:
+    def train(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
         """Local runs, uploads, and scores of the trained models if asked for."""
         return self._in_parts(turns, lambda part: self._train(part, evaluate))
 
-    def personalise(self, turns: Sequence[Turn], evaluate: bool) -> list[Received]:
+    def personalise(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Received]:
         """Starts of the next round, diagnostics, and scores of the starts if asked for."""
         return self._in_parts(turns, lambda part: self._personalise(part, evaluate))
 
-    def evaluate(self, turns: Sequence[Turn]) -> list[Metrics]:
+    def evaluate(self, turns: Sequence[ClientBatch]) -> list[Metrics]:
         """Metrics of one client after the other: a test set is work enough for a whole GPU."""
         found = [own for turn in turns for own in self._scores(turn)]
         values = iter(torch.stack([value for own in found for value in own.values()]).tolist() if found else ())
         scored = iter([{name: next(values) for name in own} for own in found])
         return [[next(scored) for _ in turn.clients] for turn in turns]
 
-    def _scores(self, turn: Turn) -> list[dict[str, Tensor]]:
+    def _scores(self, turn: ClientBatch) -> list[dict[str, Tensor]]:
         """What `evaluate` reports, still on the device."""
         kind: _Kind = ("evaluate", *turn.clients)
         clients = [_Scored(turn.recipe, self._data[m], lambda: self._reads_round.add(kind)) for m in turn.clients]
@@ -102,11 +102,13 @@ class Stacked:
         """Gives back what was recorded, and the memory it holds."""
         self._made.clear()
 
-    def _score(self, part: Sequence[Turn], models: Sequence[StackedParams], wanted: bool) -> list[Metrics]:
+    def _score(self, part: Sequence[ClientBatch], models: Sequence[StackedParams], wanted: bool) -> list[Metrics]:
         pairs = zip(part, models, strict=True)
         return self.evaluate([replace(turn, params=own) for turn, own in pairs]) if wanted else [[] for _ in part]
 
-    def _in_parts(self, turns: Sequence[Turn], compute: Callable[[list[Turn]], list[Piece]]) -> list[Piece]:
+    def _in_parts(
+        self, turns: Sequence[ClientBatch], compute: Callable[[list[ClientBatch]], list[Piece]]
+    ) -> list[Piece]:
         """Results in the order of ``turns``, in as many parts as memory asks for."""
         self._at_once = self._at_once or self._fitting(turns[0].recipe)
         while True:
@@ -122,7 +124,7 @@ class Stacked:
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _fitting(self, recipe: Recipe) -> int:
+    def _fitting(self, recipe: RunContext) -> int:
         """How many clients are tried together at first: on a GPU all, for it tells when its memory is out."""
         if self._device.type != "cpu":
             return 10**9
@@ -131,7 +133,7 @@ class Stacked:
 
     # What vmap needs: stacks with an axis for seeds, one for clients, and the axes of whatever is shared.
 
-    def _context(self, part: Sequence[Turn]) -> tuple[_Context, _Context]:
+    def _context(self, part: Sequence[ClientBatch]) -> tuple[_Context, _Context]:
         """What the clients know, stacked, and for each tensor the axis of its clients, if it has one."""
         shared = stack([turn.download.shared for turn in part])
         personal = stack([_own_rows(turn) for turn in part])
@@ -144,7 +146,7 @@ class Stacked:
         received = {name: 0 if name in personal else None for name in context["received"]}
         return context, {"counts": 0, "position": 0, "received": received}
 
-    def _site(self, turn: Turn, own: _Context, kind: _Kind, training: bool = False) -> Site:
+    def _site(self, turn: ClientBatch, own: _Context, kind: _Kind, training: bool = False) -> Site:
         """A client's site; it notes if the round's number matters, for then a recording serves that round only."""
         rounds: dict[str, Any] = {"round": turn.round, "rounds": turn.recipe.rounds}
         told: dict[str, Any] = {"training": training, "on_round": lambda: self._reads_round.add(kind)}
@@ -152,7 +154,7 @@ class Stacked:
 
     # The steps of a round.
 
-    def _train(self, part: list[Turn], evaluate: bool) -> list[Trained]:
+    def _train(self, part: list[ClientBatch], evaluate: bool) -> list[Trained]:
         first, recipe, whose = part[0], part[0].recipe, self._stacks.whose(part)
         starts = params = stack([turn.params for turn in part])
         context, dims = self._context(part)
@@ -174,7 +176,7 @@ class Stacked:
         scores = self._score(part, trained, evaluate)
         return [Trained(*own) for own in zip(trained, _unstack(uploads, len(part)), scores, strict=True)]
 
-    def _stepper(self, turn: Turn, phase: Phase, number: int, context: _Context, dims: _Context) -> Stepper:
+    def _stepper(self, turn: ClientBatch, phase: Phase, number: int, context: _Context, dims: _Context) -> Stepper:
         """For tensors of these shapes; it lives as long as this executor, for on a GPU it holds a recorded step."""
         recipe, kind = turn.recipe, ("train", number)
         names = recipe.trainable(phase, turn.params)
@@ -188,11 +190,13 @@ class Stacked:
 
         return self._made_once(turn, kind, context, make)
 
-    def _recorded(self, turn: Turn, kind: _Kind, context: _Context, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _recorded(
+        self, turn: ClientBatch, kind: _Kind, context: _Context, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
         """The function, on a GPU recorded for tensors of these shapes."""
         return self._made_once(turn, kind, context, lambda: Recorded(function, self._device))
 
-    def _made_once(self, turn: Turn, kind: _Kind, context: _Context, make: Callable[[], _Made]) -> _Made:
+    def _made_once(self, turn: ClientBatch, kind: _Kind, context: _Context, make: Callable[[], _Made]) -> _Made:
         """What was made for this kind of work and these shapes before; made anew where the round's number matters.
 
         What was not used in this round or the last is given up when something new is made: every recording keeps the
@@ -208,7 +212,7 @@ class Stacked:
         self._made[key] = _Kept(made, number, turn.round)
         return made
 
-    def _personalise(self, part: list[Turn], evaluate: bool) -> list[Received]:
+    def _personalise(self, part: list[ClientBatch], evaluate: bool) -> list[Received]:
         first = part[0]
         context, dims = self._context(part)
         batch = self._stacks.probes(part)
@@ -229,7 +233,7 @@ class Stacked:
 class _Scored(LocalClient):
     """A client that tells when its predictions depend on the round."""
 
-    def __init__(self, recipe: Recipe, data: ClientData, on_round: Callable[[], None]) -> None:
+    def __init__(self, recipe: RunContext, data: ClientData, on_round: Callable[[], None]) -> None:
         super().__init__(recipe, data)
         self._on_round = on_round
 
@@ -249,7 +253,7 @@ class _Watched(Site):
         return super().__getattribute__(name)
 
 
-def _own_rows(turn: Turn) -> StackedParams:
+def _own_rows(turn: ClientBatch) -> StackedParams:
     """What each client received for itself alone, stacked."""
     download = turn.download
     if not download.personal:

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fedc2i.engine.attacks import Attackers, flips_labels
-from fedc2i.engine.client import ClientData, Recipe
-from fedc2i.engine.executors.base import Turn
+from fedc2i.engine.client import ClientData, RunContext
+from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.steps import Steps, plan_steps
 from fedc2i.methods.base import Phase
 from fedc2i.training.local import Batch, pad
@@ -36,27 +36,27 @@ class Stacks:
         self.train = pad([own.train for own in rows])  # x (M, N, 3, H, W)
         self.validation = pad([own.validation for own in rows])
 
-    def whose(self, part: Sequence[Turn]) -> Tensor:
+    def whose(self, part: Sequence[ClientBatch]) -> Tensor:
         """Which rows are the clients'."""
         return torch.tensor([[self._row(turn.recipe, m) for m in turn.clients] for turn in part], device=self._device)
 
-    def _row(self, recipe: Recipe, client: int) -> int:
+    def _row(self, recipe: RunContext, client: int) -> int:
         turns = bool(recipe.attacks) and flips_labels(recipe.attacks, self._data[client].name)
         return self._turned[client] if turns else client
 
-    def counts(self, part: Sequence[Turn]) -> Tensor:
+    def counts(self, part: Sequence[ClientBatch]) -> Tensor:
         """Training samples of each class."""
         return self._counts[self.whose(part)]
 
-    def training_sets(self, part: Sequence[Turn]) -> Batch:
+    def training_sets(self, part: Sequence[ClientBatch]) -> Batch:
         """All training samples of each."""
         return Batch(*(own[self.whose(part)] for own in self.train))
 
-    def steps(self, part: Sequence[Turn]) -> _Drawn:
+    def steps(self, part: Sequence[ClientBatch]) -> _Drawn:
         """The batches of the round's local runs, phase by phase; a phase without epochs is left out."""
         return self._ahead.pop(_who(part)) if _who(part) in self._ahead else self._draw(part)
 
-    def draw_ahead(self, part: Sequence[Turn]) -> None:
+    def draw_ahead(self, part: Sequence[ClientBatch]) -> None:
         """Draws what the next round will need, if everyone takes part in it, and it comes."""
         whole = all(len(turn.clients) == len(self._data) for turn in part)
         if not whole or part[0].round == part[0].recipe.rounds:
@@ -64,7 +64,7 @@ class Stacks:
         following = [replace(turn, round=turn.round + 1) for turn in part]
         self._ahead = {_who(following): self._draw(following)}
 
-    def _draw(self, part: Sequence[Turn]) -> _Drawn:
+    def _draw(self, part: Sequence[ClientBatch]) -> _Drawn:
         training = part[0].recipe.training
         size, most = min(self._most, training.batch_size), training.batches(self._most)
         epochs = [[turn.recipe.epochs(self._data[m], turn.round) for m in turn.clients] for turn in part]
@@ -76,7 +76,7 @@ class Stacks:
                 drawn.append((phase, plan_steps(batches, len(taken) * most, size)))
         return drawn
 
-    def probes(self, part: Sequence[Turn]) -> Batch | None:
+    def probes(self, part: Sequence[ClientBatch]) -> Batch | None:
         """The samples that `Method.personalise` sees, padded to the most that a client has."""
         drawn = [turn.recipe.draw_probe(self._data[m], turn.round) for turn in part for m in turn.clients]
         probes = [probe for probe in drawn if probe is not None]
@@ -98,6 +98,6 @@ class Stacks:
         return Batch(x, y, weight.to(self._device))
 
 
-def _who(part: Sequence[Turn]) -> tuple[Any, ...]:
+def _who(part: Sequence[ClientBatch]) -> tuple[Any, ...]:
     """Whose turn it is, and when."""
     return tuple((turn.recipe.seed, turn.round, turn.clients) for turn in part)

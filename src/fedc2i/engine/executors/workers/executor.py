@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedc2i.core.params import Params, Stacked, stack
-from fedc2i.engine.client import ClientData, LocalClient, Recipe
-from fedc2i.engine.executors.base import Received, Trained, Turn
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
+from fedc2i.engine.executors.base import ClientBatch, Received, Trained
 from fedc2i.engine.executors.workers.pool import Pool, Worker
 from fedc2i.engine.executors.workers.process import Job, Turned, describe
 from fedc2i.engine.executors.workers.shared_memory import Layout
@@ -31,7 +31,7 @@ class Workers:
     def __init__(
         self,
         pool: Pool,
-        recipes: Sequence[Recipe],
+        recipes: Sequence[RunContext],
         data: Sequence[ClientData],
         threads: int = 1,
         on_client: Callable[[int, int], None] | None = None,
@@ -57,17 +57,17 @@ class Workers:
             clients.append((own.name, layout))
         return clients
 
-    def train(self, turns: Sequence[Turn], evaluate: bool) -> list[Trained]:
+    def train(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
         """Local runs, uploads, and scores of the trained models if asked for."""
         done = self._step("train", turns, evaluate)
         return [Trained(*own) for own in zip(done.results, done.extras, done.metrics, strict=True)]
 
-    def personalise(self, turns: Sequence[Turn], evaluate: bool) -> list[Received]:
+    def personalise(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Received]:
         """Starts of the next round, diagnostics, and scores of the starts if asked for."""
         done = self._step("personalise", turns, evaluate)
         return [Received(*own) for own in zip(done.results, done.extras, done.metrics, strict=True)]
 
-    def evaluate(self, turns: Sequence[Turn]) -> list[Metrics]:
+    def evaluate(self, turns: Sequence[ClientBatch]) -> list[Metrics]:
         """Metrics of every client on its own data."""
         return self._step("score", turns, evaluate=True).metrics
 
@@ -75,7 +75,7 @@ class Workers:
         """The workers stay for the next run."""
         self._pool.give_back()
 
-    def _step(self, what: str, turns: Sequence[Turn], evaluate: bool) -> _Step:
+    def _step(self, what: str, turns: Sequence[ClientBatch], evaluate: bool) -> _Step:
         step = _Step(what, turns, evaluate, self._data, self._on_client if what == "train" else None)
         try:
             placed = self._place(turns, with_results=what != "score")
@@ -89,7 +89,7 @@ class Workers:
         ]
         return step
 
-    def _place(self, turns: Sequence[Turn], with_results: bool) -> list[Turned]:
+    def _place(self, turns: Sequence[ClientBatch], with_results: bool) -> list[Turned]:
         """Puts a step's tensors into shared memory."""
         inputs, end, placed = self._pool.inputs, 0, []
         for turn in turns:
@@ -108,7 +108,7 @@ class _Step:
     def __init__(
         self,
         what: str,
-        turns: Sequence[Turn],
+        turns: Sequence[ClientBatch],
         evaluate: bool,
         data: Sequence[ClientData],
         on_client: Callable[[int, int], None] | None,

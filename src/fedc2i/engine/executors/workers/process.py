@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedc2i.core.params import Params, row
-from fedc2i.engine.client import ClientData, LocalClient, Piece, Recipe
+from fedc2i.engine.client import ClientData, LocalClient, Piece, RunContext
 from fedc2i.engine.executors.workers.shared_memory import Arena, Layout
 from fedc2i.methods.base import Download
 from fedc2i.training.local import Batch
@@ -26,7 +26,7 @@ SPLITS = ("train", "validation", "test")
 
 
 class Turned(NamedTuple):
-    """A `Turn` whose tensors lie in shared memory, with room for one result per client beside them."""
+    """A `ClientBatch` whose tensors lie in shared memory, with room for one result per client beside them."""
 
     seed: int
     clients: tuple[int, ...]
@@ -54,10 +54,10 @@ class _Desk:
     def __init__(self, answers: Arena, inputs: Arena, data: Arena) -> None:
         self._answers, self._inputs, self._data = answers, inputs, data
         self._clients: list[ClientData] = []
-        self._recipes: dict[int, Recipe] = {}
+        self._recipes: dict[int, RunContext] = {}
         self._turns: list[tuple[Turned, Params, Params, Download]] = []
 
-    def open(self, recipes: dict[int, Recipe], clients: list[tuple[str, Layout]], threads: int) -> None:
+    def open(self, recipes: dict[int, RunContext], clients: list[tuple[str, Layout]], threads: int) -> None:
         """A run begins."""
         torch.set_num_threads(threads)
         self._recipes = recipes
