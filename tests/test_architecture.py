@@ -139,4 +139,4 @@ def test_optional_packages_are_imported_where_they_are_used(package: str, rooms:
 def test_core_imports_only_torch_numpy_and_the_standard_library() -> None:
     core = [path for module, path in MODULES.items() if module.startswith("fedc2i.core.")]
     others = {name.split(".")[0] for path in core for name in imported(path)}
-    assert others - set(sys.stdlib_module_names) <= {"torch", "numpy", "fedc2i", "cloudpickle"}
+    assert others - set(sys.stdlib_module_names) <= {"torch", "numpy", "fedc2i"}

@@ -1,4 +1,4 @@
-"""The one exception that is meant for the person at the keyboard."""
+"""The one exception that is meant for the person at the keyboard, and text from strangers made safe to print."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Iterable
 class UserError(Exception):
     """Something the user can put right.
 
-    The message is one line that says what is wrong, where, and what is allowed. The command line prints it
-    without a traceback and exits with code 2; from Python it is an ordinary exception. As messages show what
-    files hold, line breaks and a terminal's control characters in them become spaces.
+    The message is one line: what is wrong, where, and what is allowed. The command line prints it without a traceback
+    and exits with code 2; from Python it is an ordinary exception.
     """
 
     def __init__(self, message: object) -> None:
@@ -19,29 +18,29 @@ class UserError(Exception):
 
 
 def printable(text: str) -> str:
-    """With spaces for line breaks and a terminal's control characters."""
+    """The text with a space in place of every line break and control character."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def one_line(text: object, most: int = 200) -> str:
-    """What came from elsewhere, as part of a line: short, without line breaks or a terminal's control characters."""
+    """Text from a stranger, safe to show within a line: printable, no repeated spaces, at most ``most`` letters."""
     try:
-        said = str(text)[: 2 * most]
-    except (ValueError, RecursionError):  # Python writes out no number of more than 4,300 digits, and no deep nest
-        said = f"a {type(text).__name__} too long to show"
-    return " ".join(printable(said).split())[:most]
+        shown = str(text)[: 2 * most]
+    except (ValueError, RecursionError):  # Python refuses to write numbers above 4,300 digits and deep nests
+        shown = f"a {type(text).__name__} too long to show"
+    return " ".join(printable(shown).split())[:most]
 
 
 def flaw(error: Exception) -> str:
-    """What is wrong with a file's contents, from the exception that reading them ended in."""
+    """What is wrong with a file's contents, from the exception that reading them raised."""
     if isinstance(error, KeyError):
         return f"no entry {one_line(error)}"
-    if isinstance(error, (TypeError, AttributeError)):  # their words are about Python's objects
+    if isinstance(error, (TypeError, AttributeError)):  # their messages are about Python objects
         return "an entry is of another type"
     return one_line(error) or type(error).__name__
 
 
 def nearest(name: object, allowed: Iterable[str]) -> str:
-    """`` (did you mean 'gamma'?)`` for a name that looks like a mistyped one, else nothing."""
+    """`` (did you mean 'gamma'?)`` for a name that looks like a mistyped one, else an empty string."""
     found = difflib.get_close_matches(one_line(name, 60).lower(), [*allowed], n=1, cutoff=0.7)
     return f" (did you mean '{found[0]}'?)" if found and found[0] != name else ""

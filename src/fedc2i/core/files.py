@@ -1,4 +1,4 @@
-"""Files of a run and of a federation: written whole or not at all, read with care, and locked while they are in use."""
+"""Files: atomic and durable writes, JSON, and locks on folders."""
 
 from __future__ import annotations
 
@@ -15,9 +15,53 @@ from typing import Any
 from fedc2i.core import memory
 from fedc2i.core.errors import UserError
 
+_LOCK_TRIES, _LOCK_PAUSE = 3, 0.05  # `is_locked` of another process holds the lock for a moment
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an error of the operating system while ``path`` is written into a `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+def write_atomically(path: Path, content: bytes, durable: bool = False) -> None:
+    """Writes a whole file or nothing: a reader sees the old content or all of the new content.
+
+    Args:
+        path: the file; missing parent folders are made.
+        content: what it will hold.
+        durable: whether that also holds after a power failure, which takes much longer.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_bytes(content)
+            if durable:
+                sync(temporary)
+            temporary.replace(path)
+            if durable:
+                sync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's content, or a folder's list of names, is on the disk."""
+    if os.name != "posix":  # other systems cannot open a folder
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 def to_json(value: Any) -> str:
-    """Readable JSON; numbers that are not finite become null, which JSON has no other way to say."""
+    """Readable JSON; numbers that are not finite become null."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -32,13 +76,13 @@ def to_json(value: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a file that `to_json` wrote holds.
+    """The content of a JSON file.
 
     Raises:
-        UserError: if it is no file, or does not fit into memory.
-        OSError: or `ValueError` or others of its kind, if it cannot be read or is not JSON.
+        UserError: if it is not a regular file or does not fit into memory.
+        OSError, ValueError, RecursionError: if it cannot be read or is not JSON.
     """
-    if path.exists() and not path.is_file():  # a pipe would never end
+    if path.exists() and not path.is_file():  # reading a pipe would never end
         raise UserError(f"{path}: not a file")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -47,87 +91,56 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns the operating system's refusals into a line that a person can act on."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
-
-
-def write_atomically(path: Path, content: bytes, durable: bool = False) -> None:
-    """The file is either the old one or the whole new one, whatever happens; if ``durable``, after a power cut, too."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            beside.write_bytes(content)
-            if durable:
-                sync(beside)
-            beside.replace(path)
-            if durable:
-                sync(path.parent)
-        finally:
-            beside.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Waits until a file's content, or a folder's list of names, is on the disk."""
-    if os.name != "posix":  # a folder cannot be opened there
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Only one process at a time writes into a run folder; the lock is on the folder itself and ends with the process.
+    """Keeps other processes from writing into a run folder; the lock is on the folder and ends with the process.
+
+    A file system without locks is used without one.
 
     Raises:
-        UserError: if another one is at it.
+        UserError: if another process holds the lock.
     """
     if os.name != "posix":
         yield
         return
-    import fcntl
-
     with writing(folder):
         descriptor = os.open(folder, os.O_RDONLY)
     try:
-        for more in (True, True, False):
+        for attempt in range(_LOCK_TRIES):
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(descriptor)
                 break
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    break  # a file system without locks goes without
-                if not more:
+                    break
+                if attempt == _LOCK_TRIES - 1:
                     raise UserError(
                         f"{folder}: another process is at work on this run; wait for it or end it"
                     ) from None
-                time.sleep(0.05)  # it may be `is_locked` of another process, which holds it for a moment
+                time.sleep(_LOCK_PAUSE)
         yield
     finally:
         os.close(descriptor)
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process is at work in a run folder, see `locked`; true where that cannot be known."""
+    """Whether a process holds the lock of a run folder, see `locked`; true if that cannot be found out."""
     if os.name != "posix":
         return True
-    import fcntl
-
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as `locked` does: where it cannot, nor can this
+        _lock(descriptor)
     except OSError:
         return True
     finally:
         os.close(descriptor)
     return False
+
+
+def _lock(descriptor: int) -> None:
+    """Locks an open folder until it is closed; an `OSError` at once if that is not possible."""
+    import fcntl  # only where the system is POSIX
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,9 +6,8 @@ import hashlib
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
-
-import cloudpickle
 
 from fedc2i.core.errors import UserError, one_line
 
@@ -19,12 +18,12 @@ def is_plugin(name: str) -> bool:
 
 
 def file_of(name: str) -> str:
-    """The FILE.py of ``FILE.py:NAME``, with or without options behind it."""
+    """The FILE.py of ``FILE.py:NAME``, with or without options after it."""
     return name.partition(".py:")[0] + ".py"
 
 
 def checksums(method: str, model: str | None) -> dict[str, str]:
-    """Of the own files that a run's method and model come from, under these words; what they import is not in."""
+    """SHA-256 of the files that define a run's ``method`` and ``model``; files that these import are not included."""
     named = {"method": method, "model": model or ""}
     files = {what: Path(file_of(name)) for what, name in named.items() if is_plugin(name)}
     return {what: hashlib.sha256(path.read_bytes()).hexdigest() for what, path in files.items() if path.is_file()}
@@ -37,25 +36,37 @@ def load(name: str) -> Any:
         UserError: if there is no such file, it fails, or it does not define the name.
     """
     file, attribute = file_of(name), name.rpartition(":")[2]
-    path = Path(file)
-    try:
-        there = path.is_file()
-    except OSError:  # a name too long for a file's
-        there = False
-    if not there:
-        raise UserError(f"{one_line(file)}: no such file")
-    module_name = f"fedc2i_plugin_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look their module up while the file is executed
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # SystemExit: a script that parses its own arguments
-        raise UserError(f"{file}: {type(error).__name__}: {one_line(error)}") from error
-    cloudpickle.register_pickle_by_value(module)  # worker processes cannot import it by its name
+    module = _execute(file)
     if not hasattr(module, attribute):
         public = sorted(found for found in vars(module) if not found.startswith("_"))
         raise UserError(f"{file} defines no '{attribute}', only {', '.join(public)}")
     return getattr(module, attribute)
+
+
+def module_of(name: str) -> ModuleType:
+    """The module that `load` made of FILE.py."""
+    return sys.modules[_module_name(file_of(name))]
+
+
+def _module_name(file: str) -> str:
+    return f"fedc2i_plugin_{Path(file).stem}"
+
+
+def _execute(file: str) -> ModuleType:
+    path = Path(file)
+    try:
+        there = path.is_file()
+    except OSError:  # the name is too long for a file
+        there = False
+    if not there:
+        raise UserError(f"{one_line(file)}: no such file")
+    spec = importlib.util.spec_from_file_location(_module_name(file), path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up while the file is executed
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # SystemExit: a script that parses its own arguments
+        raise UserError(f"{file}: {type(error).__name__}: {one_line(error)}") from error
+    return module

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fedc2i.core import seeding
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params
 
 LABEL_FLIP = "label-flip"
@@ -40,7 +40,6 @@ KINDS: Mapping[str, float | None] = {  # with the strength if nothing is said, n
 }
 FORM = "KIND[:STRENGTH]@CLIENT[,CLIENT...], several joined by ;"
 MOST_NAMED = 8  # clients in a message
-MOST_LETTERS = 60  # of what is quoted in a message
 _PARTS = re.compile(r'(?:"[^"]*"|[^";])+')
 _CLIENTS = re.compile(r'"[^"]*"|[^",]+')
 _STRENGTH = re.compile(r"[0-9]{1,40}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
@@ -76,7 +75,7 @@ def parse(text: str, names: Sequence[str], seed: int) -> dict[str, tuple[Attack,
         for one in wanted:
             whose = [one] if isinstance(one, str) else list(itertools.islice(drawn, one))
             if not isinstance(one, str) and len(whose) < one:
-                raise UserError(f"attack={_shown(text)}: more attackers than the {len(names)} clients there are")
+                raise UserError(f"attack={one_line(text)}: more attackers than the {len(names)} clients there are")
             for name in whose:
                 found.setdefault(name, []).append(attack)
     return {name: tuple(found[name]) for name in names if name in found}
@@ -104,7 +103,7 @@ def resolved(text: str, names: Sequence[str], seed: int) -> str:
     found = parse(text, names, seed)
     for name in found:
         if '"' in name:
-            raise UserError(f"attack: client '{_shown(name)}' has a double quote in its name, rename it or spare it")
+            raise UserError(f"attack: client '{one_line(name)}' has a double quote in its name, rename it or spare it")
     return ";".join(f'{attack}@"{name}"' for name, own in found.items() for attack in own)
 
 
@@ -164,24 +163,24 @@ def _entries(text: str) -> list[tuple[Attack, list[str]]]:
         what, at, whose = part.strip().partition("@")
         clients = [name for name in map(str.strip, _CLIENTS.findall(whose)) if name]
         if not at or not clients:
-            raise UserError(f"attack must be {FORM}, got '{_shown(part.strip())}'")
+            raise UserError(f"attack must be {FORM}, got '{one_line(part.strip())}'")
         found.append((_attack(what.strip()), clients))
     if (text.strip() and not found) or text.count('"') % 2:
-        raise UserError(f"attack must be {FORM}, got '{_shown(text)}'")
+        raise UserError(f"attack must be {FORM}, got '{one_line(text)}'")
     return found
 
 
 def _attack(text: str) -> Attack:
     kind, colon, said = text.partition(":")
     if kind not in KINDS:
-        raise UserError(f"attack: no kind '{_shown(kind)}', allowed are {', '.join(KINDS)}")
+        raise UserError(f"attack: no kind '{one_line(kind)}', allowed are {', '.join(KINDS)}")
     usual = KINDS[kind]
     if not colon:
         return Attack(kind) if usual is None else Attack(kind, usual)
     if usual is None:
-        raise UserError(f"attack: {kind} has no strength, got '{_shown(text)}'")
+        raise UserError(f"attack: {kind} has no strength, got '{one_line(text)}'")
     if not _STRENGTH.fullmatch(said) or not math.isfinite(float(said)):
-        raise UserError(f"attack: the strength of {kind} must be a number, at least 0, got '{_shown(said)}'")
+        raise UserError(f"attack: the strength of {kind} must be a number, at least 0, got '{one_line(said)}'")
     return Attack(kind, float(said))
 
 
@@ -197,14 +196,8 @@ def _clients(wanted: Sequence[str], names: Sequence[str]) -> list[str | int]:
         if not 0 < number <= len(names):
             some = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
             drawn = f"a number from 1 to {len(names)} or a share such as 20%"
-            raise UserError(f"attack: no client '{_shown(text)}', allowed are {some}, {drawn}")
+            raise UserError(f"attack: no client '{one_line(text)}', allowed are {some}, {drawn}")
         found.append(max(1, round(number)))
     if len({name for name in found if isinstance(name, str)}) < sum(isinstance(name, str) for name in found):
-        raise UserError(f"attack: a client is named twice in '{_shown(','.join(wanted))}'")
+        raise UserError(f"attack: a client is named twice in '{one_line(','.join(wanted))}'")
     return found
-
-
-def _shown(text: str) -> str:
-    """Text of unknown origin for a message: not long, on one line, nothing that a terminal would obey."""
-    plain = "".join(letter if letter.isprintable() else "?" for letter in text[:MOST_LETTERS])
-    return plain + ("..." if len(text) > MOST_LETTERS else "")

@@ -15,12 +15,11 @@ from pathlib import Path
 import torch
 
 from fedc2i.core import seeding
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, one_line
 
 ALLOWED = "full, ring, random:K or a FILE"
 MOST_BYTES = 2**22  # of a file
 MOST_NAMED = 8  # clients in a message
-MOST_LETTERS = 60  # of a name or a line in a message
 FORM = "'client: neighbour, neighbour'"
 _TOKEN = re.compile(r'"[^"]*"|[^":,]+|.')  # no two of them can match the same text: time is linear in it
 
@@ -82,9 +81,9 @@ def parse(text: str, names: Sequence[str], seed: int) -> Topology:
 def _draw(text: str, count: int, seed: int) -> Topology:
     wanted = text.removeprefix("random:")
     if count < 2:
-        raise UserError(f"topology={_shown(text)} needs at least 2 clients, here is one; use full")
+        raise UserError(f"topology={one_line(text)} needs at least 2 clients, here is one; use full")
     if not (wanted.isdecimal() and len(wanted) < 10 and 1 <= int(wanted) < count):
-        raise UserError(f"topology=random:K: K must be 1..{count - 1} for {count} clients, got '{_shown(wanted)}'")
+        raise UserError(f"topology=random:K: K must be 1..{count - 1} for {count} clients, got '{one_line(wanted)}'")
     generator = seeding.generator(seed, "topology")
     drawn = [torch.randperm(count - 1, generator=generator)[: int(wanted)].tolist() for _ in range(count)]
     return Topology.of([[other + (other >= m) for other in own] for m, own in enumerate(drawn)])
@@ -92,7 +91,7 @@ def _draw(text: str, count: int, seed: int) -> Topology:
 
 def _read(path: str, names: Sequence[str]) -> list[list[int]]:
     """Each client's neighbours, from a file."""
-    lines, path = _text(path).splitlines(), _shown(path, 300)
+    lines, path = _text(path).splitlines(), one_line(path, 300)
     places = {name: m for m, name in enumerate(names)}
     found: dict[int, list[int]] = {}
     for number, line in enumerate(lines, 1):
@@ -101,13 +100,13 @@ def _read(path: str, names: Sequence[str]) -> list[list[int]]:
         where = f"{path}: line {number}"
         parts = _split(line)
         if parts is None:
-            raise UserError(f"{where} must be {FORM}, with names of clients, got '{_shown(line)}'")
+            raise UserError(f"{where} must be {FORM}, with names of clients, got '{one_line(line)}'")
         for name in parts:
             if name not in places:
-                raise UserError(f"{where}: no client '{_shown(name)}', allowed are {_some(names)}")
+                raise UserError(f"{where}: no client '{one_line(name)}', allowed are {_some(names)}")
         client, *neighbours = (places[name] for name in parts)
         if client in found:
-            raise UserError(f"{where}: a second line for client '{_shown(names[client])}', allowed is one for each")
+            raise UserError(f"{where}: a second line for client '{one_line(names[client])}', allowed is one for each")
         found[client] = neighbours
     missing = [name for name, m in places.items() if m not in found]
     if missing:
@@ -120,17 +119,17 @@ def _text(path: str) -> str:
     try:
         if not Path(path).is_file():  # a pipe or a device would never end
             reason = "not a file" if Path(path).exists() else "no such file"
-            raise UserError(f"topology must be {ALLOWED}, got '{_shown(path, 300)}' ({reason})")
+            raise UserError(f"topology must be {ALLOWED}, got '{one_line(path, 300)}' ({reason})")
         with Path(path).open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
-            raise UserError(f"{_shown(path, 300)}: too large, allowed are {MOST_BYTES:,} bytes of lines {FORM}")
+            raise UserError(f"{one_line(path, 300)}: too large, allowed are {MOST_BYTES:,} bytes of lines {FORM}")
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UserError(f"{_shown(path, 300)}: not a text file, expected lines {FORM} in UTF-8") from None
+        raise UserError(f"{one_line(path, 300)}: not a text file, expected lines {FORM} in UTF-8") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a path"
-        raise UserError(f"topology must be {ALLOWED}, got '{_shown(path)}' ({reason})") from None
+        raise UserError(f"topology must be {ALLOWED}, got '{one_line(path)}' ({reason})") from None
 
 
 def _split(line: str) -> list[str] | None:
@@ -144,10 +143,4 @@ def _split(line: str) -> list[str] | None:
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(_shown(name) for name in names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
-
-
-def _shown(text: str, most: int = MOST_LETTERS) -> str:
-    """Text of unknown origin for a message: not long, on one line, nothing that a terminal would obey."""
-    plain = "".join(letter if letter.isprintable() else "?" for letter in text[:most])
-    return plain + ("..." if len(text) > most else "")
+    return ", ".join(one_line(name) for name in names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import cloudpickle
+
 from fedc2i.core import plugins
 from fedc2i.core.errors import UserError, nearest
 from fedc2i.core.options import convert, options_of
@@ -43,7 +45,7 @@ def parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
         file, _, rest = wanted.partition(".py:")
         attribute, _, options = rest.partition(":")
         name = f"{file}.py:{attribute}"
-        kind = plugins.load(name)
+        kind = _load(name)
         if not (isinstance(kind, type) and issubclass(kind, Method)):
             raise UserError(f"{name} is not a subclass of fedc2i.Method")
     else:
@@ -88,7 +90,7 @@ def build(name: str, classes: Sequence[str], image_shape: tuple[int, int, int]) 
     if not plugins.is_plugin(name):
         return named.build(name, len(classes), image_shape)
     try:
-        built = plugins.load(name)(len(classes), image_shape)
+        built = _load(name)(len(classes), image_shape)
     except UserError:
         raise
     except Exception as error:
@@ -96,3 +98,10 @@ def build(name: str, classes: Sequence[str], image_shape: tuple[int, int, int]) 
     if not isinstance(built, Model):
         raise UserError(f"{name} must return fedc2i.split(module, head=...), got {type(built).__name__}")
     return built
+
+
+def _load(name: str) -> Any:
+    """What FILE.py:NAME names, sent to worker processes by value: they cannot import it."""
+    found = plugins.load(name)
+    cloudpickle.register_pickle_by_value(plugins.module_of(name))
+    return found
