@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives import serialization as form
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
-from fedc2i.deploy.flower_processes import Tls
+from fedc2i.deploy import keys, tls
+from fedc2i.deploy.superlink import Tls
 
 _FILES = {
     "pyproject.toml": """
@@ -90,6 +86,22 @@ def train(message, context):
 }
 
 
+def exists(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait(condition: Callable[[], Any], limit: float) -> Any:
+    """The condition's first true result, or its last one after ``limit`` seconds."""
+    until = time.monotonic() + limit
+    while not (result := condition()) and time.monotonic() < until:
+        time.sleep(0.1)
+    return result
+
+
 def write_app(folder: Path) -> Path:
     for name, text in _FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -97,35 +109,21 @@ def write_app(folder: Path) -> Path:
     return folder
 
 
-def write_key(folder: Path, name: str) -> tuple[Path, Path]:
-    """A site's private key and its public one."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    private, public = folder / name, folder / f"{name}.pub"
-    private.write_bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH))
-    private.chmod(0o600)
-    return private, public
+def write_key(folder: Path, name: str) -> tuple[Path, bytes]:
+    """The file of a site's new private key, and its public key as Flower keeps it."""
+    key = keys.new_key()
+    (folder / name).write_bytes(keys.ssh_private(key))
+    (folder / name).chmod(0o600)
+    return folder / name, keys.pem_public(keys.ssh_public(key.public_key()))
 
 
 def write_tls(folder: Path) -> Tls:
-    """An authority and a certificate for 127.0.0.1 and localhost."""
+    """A new authority, and a certificate for 127.0.0.1 and localhost."""
     folder.mkdir(parents=True, exist_ok=True)
     files = Tls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
-    now = datetime.datetime.now(datetime.UTC)
-    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    ca_name, name = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in ("test ca", "localhost"))
-
-    def certificate(subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(ca_name).public_key(public)
-        builder = builder.serial_number(x509.random_serial_number())
-        return builder.not_valid_before(now - datetime.timedelta(hours=1)).not_valid_after(now + datetime.timedelta(1))
-
-    ca = certificate(ca_name, ca_key.public_key()).add_extension(x509.BasicConstraints(True, None), True)
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    server = certificate(name, key.public_key()).add_extension(x509.SubjectAlternativeName(names), False)
-    files.ca.write_bytes(ca.sign(ca_key, hashes.SHA256()).public_bytes(form.Encoding.PEM))
-    files.certificate.write_bytes(server.sign(ca_key, hashes.SHA256()).public_bytes(form.Encoding.PEM))
-    files.key.write_bytes(
-        key.private_bytes(form.Encoding.PEM, form.PrivateFormat.TraditionalOpenSSL, form.NoEncryption())
-    )
+    authority_key, authority = tls.new_authority("test ca")
+    key = keys.new_key()
+    files.ca.write_bytes(authority)
+    files.certificate.write_bytes(tls.server_certificate(authority_key, authority, key.public_key(), ["localhost"]))
+    files.key.write_bytes(keys.tls_private(key))
     return files

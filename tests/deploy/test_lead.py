@@ -162,7 +162,7 @@ def test_a_run_over_site_folders_with_keys(tmp_path: Path, federation: Federatio
     a, b, _ = federation.clients
     twins = tuple(Client(name, own.train, own.validation, own.test) for name, own in (("south", b), ("north", a)))
     assert_same(result, in_process(Federation("twins", twins, tuple("0123"))))
-    assert any("it says it is 'c', but holds another site's key" in line for line in said)
+    assert any("it calls itself 'c', but holds another site's key" in line for line in said)
     assert (tmp_path / "north" / "state").is_dir()
     kept = sorted(path.name for path in (tmp_path / "north" / "state").rglob("*.safetensors"))
     assert kept == ["received.safetensors", *(f"round{n:06d}.safetensors" for n in (1, 2, 3)), "trained.safetensors"]
@@ -361,7 +361,7 @@ def test_too_few_sites_are_a_line(tmp_path: Path, federation: Federation) -> Non
     grid = grid_of(federation)
     del grid.nodes[101]
     wanted = job(tmp_path, policy=Policy(20.0, min_sites=3, poll=0.0))
-    line = r"^after 0 s 2 of 3 sites are there; missing: b; at least 3 are needed$"
+    line = r"^after 0 s 2 of 3 sites are connected; missing: b; at least 3 are needed$"
     with pytest.raises(UserError, match=line):
         lead(grid, wanted, lambda line: None)
     assert not (tmp_path / "run.json").exists()
@@ -380,7 +380,7 @@ def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path: Path, federati
     grid.before = come
     result = lead(grid, job(tmp_path, "fedavg", settings={"rounds": 4}), said.append)
     assert [own.participants for own in result.rounds] == [("a", "c")] * 2 + [("a", "b", "c")] * 2
-    assert "after 0 s 2 of 3 sites are there; missing: b; going on without" in said
+    assert "after 0 s 2 of 3 sites are connected; missing: b; starting without the others" in said
     assert "b has joined, 9 samples" in said
     assert np.isfinite(result.accuracy("trained")).all()
 
@@ -436,7 +436,7 @@ def test_sites_with_different_classes_share_those_they_have(tmp_path: Path, fede
     result = lead(grid, job(tmp_path, sites=("zb", "ba")), said.append)
     assert "the sites have different classes; the run has all 3 of them: a, b, z" in said
     assert (
-        "classes by site: zb z, b; ba b, a; if that is wrong, mend their data, or fix the list with --classes" in said
+        "classes by site: zb z, b; ba b, a; if that is wrong, correct the data, or fix the list with --classes" in said
     )
     assert result.federation.classes == ("a", "b", "z")
     clients = []
@@ -451,8 +451,8 @@ def test_a_site_with_a_class_that_the_run_lacks_is_left_out_by_name(tmp_path: Pa
     homes = [renamed(federation, names) for names in ("ab", "bc")]
     grid, said = FakeGrid({k: at_home(*own, k) for k, own in enumerate(homes)}), list[str]()
     result = lead(grid, job(tmp_path, sites=("ab", "bc"), classes=("a", "b")), said.append)
-    line = "bc has the classes b, c, and the run no c; it has a, b, and --classes can name more at its start"
-    assert said.count(f"a site is left out: {line}") == 1
+    line = "bc has the classes b, c, and the run has no c; it has a, b, and --classes can name more at its start"
+    assert said.count(f"a site is rejected: {line}") == 1
     assert [own.participants for own in result.rounds] == [("ab",)] * 3
 
 
@@ -461,7 +461,7 @@ def test_a_site_with_images_of_another_size_is_left_out_by_name(tmp_path: Path, 
     small = Client("b", *(type(own)(own.x[:, :, :12, :12], own.y) for own in (b.train, b.validation, b.test)))
     grid, said = FakeGrid({1: at_home(a, federation.classes, 1), 2: at_home(small, federation.classes, 2)}), list[str]()
     result = lead(grid, job(tmp_path, sites=("a", "b")), said.append)
-    line = "a site is left out: b has images of 12x12, the run of 16x16; its site.toml can set image_size"
+    line = "a site is rejected: b has images of 12x12, the run of 16x16; its site.toml can set image_size"
     assert said.count(line) == 1
     assert [own.participants for own in result.rounds] == [("a",)] * 3
 

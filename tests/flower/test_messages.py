@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedc2i.core.errors import UserError
 from fedc2i.flower import wire
-from fedc2i.flower.messages import MOST_REASON, Answer, Introduction, Task, failure, refuse_failure
+from fedc2i.flower.messages import MOST_REASON, Answer, Introduction, Task, failure, raise_failure
 
 TASK = Task("run-seed3", 4, 3, -1, True, False, True, False, '{"λ": 1}')
 WHO = Introduction("Süd 1", {"train": 5, "validation": 0, "test": 2}, ("no", "yes"), (3, 28, 30))
@@ -68,7 +68,7 @@ def test_an_answer_arrives_and_says_how_much_travelled(half: bool) -> None:
 
 @pytest.mark.parametrize("score", [float("nan"), -0.1, 100.1, float("inf")])
 def test_an_accuracy_that_is_none_is_refused(score: float) -> None:
-    with pytest.raises(UserError, match=r"'accuracy' = .* is no metric"):
+    with pytest.raises(UserError, match=r"'accuracy' = .* is not a metric"):
         Answer.from_record(Answer(metrics={"trained": {"accuracy": score}}).to_record(half=False))
 
 
@@ -117,7 +117,7 @@ def test_a_failure_reaches_the_coordinator_as_one_short_line() -> None:
 )
 def test_a_failure_that_was_not_written_by_us_is_shortened_on_arrival(content: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as refused:
-        refuse_failure(RecordDict({"failure": ConfigRecord(content)}))
+        raise_failure(RecordDict({"failure": ConfigRecord(content)}))
     assert str(refused.value) == said
 
 
@@ -176,7 +176,9 @@ def test_a_content_with_a_part_missing_or_of_another_kind_is_refused(kind: Any, 
     if how == "missing":
         del content[part]
     said = refusal(kind, content)
-    assert said.startswith(("not a task", "its answer is none", "its introduction is none", "not a record of tensors"))
+    assert said.startswith(
+        ("not a task", "its answer is not valid", "its introduction is not valid", "not a record of tensors")
+    )
     assert said.isprintable()
     assert refusal(kind, WHOLE[kind]) == ""
 
@@ -202,7 +204,7 @@ def test_other_metrics_than_ours_are_refused(metrics: dict[str, Any]) -> None:
     content = ANSWER.to_record(False)
     content["metrics"] = MetricRecord(metrics)
     said = refusal(Answer, content)
-    assert said.startswith("its answer is none (")
+    assert said.startswith("its answer is not valid (")
     assert said.isprintable()
     assert len(said) < 300
 
@@ -211,7 +213,7 @@ def test_other_metrics_than_ours_are_refused(metrics: dict[str, Any]) -> None:
 @given(st.dictionaries(st.text(max_size=12), VALUES, max_size=3))
 def test_an_introduction_of_other_values_is_refused(values: dict[str, Any]) -> None:
     said = refusal(Introduction, RecordDict({"introduction": ConfigRecord(values)}))
-    assert said.startswith("its introduction is none (")
+    assert said.startswith("its introduction is not valid (")
     assert said.isprintable()
 
 
@@ -238,7 +240,7 @@ WRONG: dict[str, Any] = {
 def test_an_introduction_that_cannot_be_worked_with_is_refused(name: str, value: Any) -> None:
     text = json.dumps({**asdict(WHO), name: value})
     said = refusal(Introduction, RecordDict({"introduction": ConfigRecord({"json": text})}))
-    assert said.startswith("its introduction is none (")
+    assert said.startswith("its introduction is not valid (")
     assert said.isprintable()
     assert len(said) < 300
 
@@ -246,5 +248,5 @@ def test_an_introduction_that_cannot_be_worked_with_is_refused(name: str, value:
 @pytest.mark.parametrize("text", ["", "[]", "3", "null", "[" * 10**5, '{"name": ' * 10**4, "{", "\x00"])
 def test_an_introduction_that_is_no_table_is_refused(text: str) -> None:
     said = refusal(Introduction, RecordDict({"introduction": ConfigRecord({"json": text})}))
-    assert said.startswith("its introduction is none (")
+    assert said.startswith("its introduction is not valid (")
     assert said.isprintable()

@@ -135,9 +135,6 @@ def start(
     out: Annotated[
         Path | None, typer.Option(help="The run folder; by default one under DIR/runs, an unfinished one again.")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text, for anyone; loopback only.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Allow --insecure on other addresses, too.")] = False,
-    count: Annotated[int, typer.Option(help="--insecure: how many sites to wait for.")] = 2,
     json: Json = False,
 ) -> None:
     """Start the coordinator, run a method over the admitted sites, and stop.
@@ -149,9 +146,9 @@ def start(
     from fedc2i.deploy.lead import Job
     from fedc2i.deploy.superlink_run import conduct, open_link
 
-    own = read_coordinator(folder, ready=not insecure)
-    keys = {} if insecure else admitted(own)
-    if not insecure and len(keys) < min_sites:
+    own = read_coordinator(folder)
+    keys = admitted(own)
+    if len(keys) < min_sites:
         raise UserError(f"{len(keys)} of at least {min_sites} sites (--min-sites) are admitted")
     values = values_of(None, set_, None, None, None, model, rounds, seeds, topology, None, None, None, None)
     job = Job(
@@ -159,17 +156,16 @@ def start(
         flower.absolute(method),
         flower.settings_of(method, values),
         tuple(keys),
-        count,
-        keys,
-        tuple(filter(None, (classes or "").split(","))),
-        wait,
-        flower.policy_of(deadline, min_sites, wire),
+        keys=keys,
+        classes=tuple(filter(None, (classes or "").split(","))),
+        wait=wait,
+        policy=flower.policy_of(deadline, min_sites, wire),
     )
     job = replace(job, out=flower.folder_of(job, out, own.folder / "runs"))
     flower.say(f"Writing to {job.out}")
-    link = open_link(own, insecure, force)
+    link = open_link(own)
     try:
-        flower.say(f"listening on {own.bind}:{own.port}" + (", in PLAIN TEXT and for anyone" if insecure else ""))
+        flower.say(f"listening on {own.bind}:{own.port}")
         conduct(link, job, flower.say)
     finally:
         link.stop()

@@ -86,18 +86,13 @@ def rotate(
 
 
 @app.command()
-def start(
-    folder: Folder,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text and no key; loopback only.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Allow --insecure to other machines, too.")] = False,
-) -> None:
+def start(folder: Folder) -> None:
     """Take part until Ctrl-C or SIGTERM; comes back by itself when the line or the coordinator was gone."""
     flower.require_flower()
-    from fedc2i.deploy.local_federation import supernode
     from fedc2i.deploy.site_folder import read_site
-    from fedc2i.deploy.supervisor import supervise
+    from fedc2i.deploy.supervisor import site_node, supervise
 
-    site = read_site(folder, ready=not insecure)
+    site = read_site(folder)
     site.load()  # what is wrong with the data should be seen now, not in the first round
     with site.locked():
-        supervise(supernode(site, insecure, force))
+        supervise(site_node(site))

@@ -1,13 +1,10 @@
-"""Flower's SuperLink behind a gate: other machines reach what sites need, other accounts no more than they.
+"""The program that the coordinator runs for `SuperLink`: Flower's SuperLink behind a gate.
 
-The SuperLink has one port for three interfaces. That of the sites (``/v1/fleet``) checks a site's key. That for
-starting runs and registering keys (``/v1/control``) checks nobody, and whoever reaches it could run code; that of the
-server's own program (``/v1/runtime``) goes by tokens which other accounts can read in the list of processes. The gate
-answers those two only to programs on the SuperLink's own machine that run under its own account (Linux; elsewhere to
-all on that machine).
-
-Started as a script, with the arguments of ``flower-superlink``; it imports nothing of ours, since that would bring
-torch into the SuperLink, which has no use for it.
+The SuperLink has three interfaces on one port. The one for sites (``/v1/fleet``) checks a site's key. The one for
+starting runs and registering keys (``/v1/control``) checks nothing, so anyone who reaches it can run code. The one for
+the server's own program (``/v1/runtime``) checks tokens, which other accounts can read in the list of processes. The
+gate allows those two only to programs on the SuperLink's own machine that run under its own account (on Linux; on
+other systems to all programs on that machine).
 """
 
 from __future__ import annotations
@@ -16,9 +13,10 @@ import ipaddress
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from functools import partial
 from pathlib import Path
 from typing import Any
+
+from fedc2i.flower import compat
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -31,12 +29,12 @@ _ESTABLISHED = "01"  # one that is closing has lost its owner
 
 
 def _plain(address: Address) -> Address:
-    """IPv4 in IPv6 clothes, without them."""
+    """IPv4 addresses that are written as IPv6 become plain IPv4."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def _end(text: str) -> End:
-    """As the kernel writes it: words of four bytes in the machine's order, then the port."""
+    """Parses the kernel's form: words of four bytes in the machine's byte order, then the port."""
     words, _, port = text.partition(":")
     raw = bytes.fromhex(words)
     if sys.byteorder == "little":
@@ -45,7 +43,7 @@ def _end(text: str) -> End:
 
 
 def _owners(caller: End, called: End) -> Iterator[int]:
-    """The accounts that hold the caller's end of a connection on this machine; one, or none if it is gone."""
+    """The account that holds the caller's end of a connection on this machine; nothing if it was closed."""
     port = f":{caller[1]:04X}"
     for table in filter(Path.exists, _TABLES):
         for line in table.read_text(encoding="ascii").splitlines()[1:]:
@@ -55,7 +53,7 @@ def _owners(caller: End, called: End) -> Iterator[int]:
 
 
 def _is_ours(scope: Scope) -> bool:
-    """Whether the caller is on this machine, by loopback or by the very address it called, and of our account."""
+    """Whether the caller is on this machine (loopback, or the address that it called) and runs under our account."""
     try:
         caller, called = ((_plain(ipaddress.ip_address(scope[end][0])), scope[end][1]) for end in ("client", "server"))
     except (KeyError, TypeError, ValueError):
@@ -66,7 +64,7 @@ def _is_ours(scope: Scope) -> bool:
 
 
 class Gate:
-    """ASGI middleware that refuses all but the sites' interface to other machines and to other accounts."""
+    """ASGI middleware that allows other machines and accounts only the sites' interface."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
@@ -83,23 +81,5 @@ class Gate:
             await send({"type": "http.response.body", "body": b"only for the SuperLink's own machine and account"})
 
 
-def main() -> None:
-    """Starts the SuperLink with the gate as its outermost layer."""
-    import uvicorn
-    from flwr.superlink import extensions
-    from flwr.superlink.cli.flower_superlink import flower_superlink
-    from starlette.middleware import Middleware
-
-    extensions.get_middleware = lambda: (Middleware(Gate),)
-    from flwr.superlink import main as superlink  # reads the line above
-
-    layers: list[Any] = [layer.cls for layer in superlink._get_middleware()]
-    if Gate not in layers:
-        sys.exit("this version of Flower has no place for the gate; the pinned one is needed")
-    # Else it waits for sites to hang up, and believes what a caller on this machine writes in X-Forwarded-For.
-    uvicorn.run = partial(uvicorn.run, timeout_graceful_shutdown=2, proxy_headers=False)
-    flower_superlink()
-
-
 if __name__ == "__main__":
-    main()
+    compat.run_superlink(Gate, sys.argv[1:])

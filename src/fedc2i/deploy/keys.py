@@ -73,6 +73,12 @@ def ssh_public(key: ec.EllipticCurvePublicKey) -> str:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
+def pem_public(line: str) -> bytes:
+    """A public key line in the form in which Flower keeps it (PEM)."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return serialization.load_ssh_public_key(line.encode()).public_bytes(serialization.Encoding.PEM, form)
+
+
 def read_private(content: bytes, where: str) -> ec.EllipticCurvePrivateKey:
     """A private key on P-384 in either format.
 

@@ -12,30 +12,15 @@ from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import write_atomically
 from fedc2i.deploy.addresses import LOOPBACK, free_port
 from fedc2i.deploy.coordinator_folder import admit, admitted, make_coordinator, read_coordinator
-from fedc2i.deploy.flower_processes import SuperNode
 from fedc2i.deploy.keys import read_request
 from fedc2i.deploy.lead import JOB, Job, refuse_changed_files
 from fedc2i.deploy.secret_files import read_small
-from fedc2i.deploy.site_folder import SiteFolder, make_site, read_site
-from fedc2i.deploy.superlink_run import PRELOAD, conduct, open_link
-from fedc2i.deploy.supervisor import supervise
+from fedc2i.deploy.site_folder import make_site, read_site
+from fedc2i.deploy.superlink_run import conduct, open_link
+from fedc2i.deploy.supervisor import site_node, supervise
 
 FEDERATION = "federation"  # of a run folder, until the run is finished
 COORDINATOR, SITES = "coordinator", "sites"  # in there
-
-
-def supernode(site: SiteFolder, insecure: bool = False, forced: bool = False) -> SuperNode:
-    """A site's program, not started yet."""
-    return SuperNode(
-        site.logs,
-        site.coordinator,
-        root_certificates=None if insecure else site.authority,
-        private_key=None if insecure else site.key,
-        node_config={"site": str(site.folder)},
-        preload=PRELOAD,
-        name=site.name,
-        forced=forced,
-    )
 
 
 def set_up(
@@ -118,7 +103,7 @@ def run_locally(job: Job, say: Callable[[str], None]) -> None:
     stop = threading.Event()
     link = open_link(own)
     watchers = [
-        threading.Thread(target=supervise, args=(supernode(site), stop, _to_file(site.logs / "events.log")))
+        threading.Thread(target=supervise, args=(site_node(site), stop, _to_file(site.logs / "events.log")))
         for site in sites
     ]
     try:

@@ -1,6 +1,6 @@
-"""A program of another's as a process of ours: what it finds around it, its log, and its certain end.
+"""A program as a process of ours, for example Flower's: its environment, its log, and its end.
 
-Every program runs under a keeper (see :mod:`fedc2i.deploy.process_guard`), so nothing of it outlives this process.
+Every program runs under a guard (see `fedc2i.deploy.process_guard`), so that it cannot outlive this process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,57 +19,51 @@ from typing import Self
 from fedc2i.core.errors import UserError
 from fedc2i.deploy import process_guard
 from fedc2i.deploy.addresses import LOOPBACK
+from fedc2i.flower import compat
 
 _PATIENCE = 10.0  # seconds that a program has to end by itself
 _LONG = 10 * 2**20  # bytes of log after which the next start begins a new one
 _NOISE = re.compile(r"^\s*(INFO|WARNING|ERROR|DEBUG)\s*:\s*|^\s*<?https?://\S+$")
 
 
-@dataclass(frozen=True)
-class Environment:
-    """What every Flower process finds around it.
+def without_proxy(host: str) -> str:
+    """The variable ``no_proxy`` with this machine's addresses added: our programs call each other directly."""
+    present = (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(",")
+    return ",".join(dict.fromkeys(filter(None, (*present, LOOPBACK, "localhost", "::1", host))))
 
-    Attributes:
+
+def environment(home: Path, host: str = LOOPBACK) -> dict[str, str]:
+    """The variables of a Flower process: ours without settings of other Flower installations.
+
+    Args:
         home: Flower's own folder, where it unpacks apps.
-        host: an address of this machine that its programs call each other by, and no proxy may come between.
+        host: an address of this machine that programs call without a proxy.
     """
-
-    home: Path
-    host: str = LOOPBACK
-
-    def variables(self) -> dict[str, str]:
-        """Ours without settings of other Flower installations, with those that every process of ours needs."""
-        foreign = ("FLWR_", "FORWARDED_ALLOW_IPS", "PYTHONSTARTUP")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        here = str(Path(sys.executable).parent)  # Flower looks up the programs it starts along PATH
-        threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
-        unproxied = (kept.get("no_proxy") or kept.get("NO_PROXY"), LOOPBACK, "localhost", "::1", self.host)
-        no_proxy = ",".join(filter(None, unproxied))
-        return {
-            **kept,
-            **threads,
-            "PATH": os.pathsep.join([here, kept.get("PATH", os.defpath)]),
-            "PYTHONUNBUFFERED": "1",
-            "NO_PROXY": no_proxy,
-            "no_proxy": no_proxy,
-            "FLWR_HOME": str(self.home.absolute()),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; else a second is lost with every message
-        }
+    foreign = ("FLWR_", "FORWARDED_ALLOW_IPS", "PYTHONSTARTUP")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
+    return {
+        **kept,
+        **threads,
+        **compat.ENVIRONMENT,
+        "FLWR_HOME": str(home.absolute()),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]),  # for Flower's own
+        "PYTHONUNBUFFERED": "1",
+        "NO_PROXY": without_proxy(host),
+        "no_proxy": without_proxy(host),
+    }
 
 
 class Program:
-    """One program under its keeper; what it says goes to ``<folder>/<name>.log``."""
+    """One program under its guard; its output goes to ``<folder>/<name>.log``."""
 
-    def __init__(self, name: str, folder: Path, environment: Environment | None = None) -> None:
+    def __init__(self, name: str, folder: Path, home: Path | None = None, host: str = LOOPBACK) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.name, self.folder = name, folder
         self.log = folder / f"{name}.log"
-        self.environment = environment or Environment(folder / "flwr")
-        self._keeper: subprocess.Popen[bytes] | None = None
-        self._begin = 0
+        self._home, self._host = home or folder / "flwr", host
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
 
     def launch(self, command: Sequence[str], patience: float = _PATIENCE) -> None:
         """Starts the command; a terminal's Ctrl-C reaches this process only, which ends its programs in order."""
@@ -78,54 +71,58 @@ class Program:
             raise UserError(f"{self.name} runs already, as process {self.pid}")
         if self.log.exists() and self.log.stat().st_size > _LONG:
             self.log.replace(self.log.with_suffix(".log.old"))
-        self._begin = self.log.stat().st_size if self.log.exists() else 0
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
         words = [sys.executable, "-I", "-S", process_guard.__file__, str(os.getpid()), str(patience), *command]
         with self.log.open("ab") as log:
-            self._keeper = subprocess.Popen(
+            self._guard = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.folder,
-                env=self.environment.variables(),
+                env=environment(self._home, self._host),
                 start_new_session=True,
             )
 
     @property
     def pid(self) -> int | None:
-        """The keeper's process id: a SIGTERM to it ends the program and all that belongs to it."""
-        return self._keeper.pid if self._keeper else None
+        """The guard's process id: a SIGTERM to it ends the program and all that it started."""
+        return self._guard.pid if self._guard else None
 
     @property
     def exit_code(self) -> int | None:
-        """None as long as it runs; 1 for all of Flower's own error codes, which only the log tells."""
-        return self._keeper.poll() if self._keeper else None
+        """None as long as it runs; 1 for all of Flower's own error codes, which are only in the log."""
+        return self._guard.poll() if self._guard else None
 
     def is_alive(self) -> bool:
         """Whether it was started and has not ended."""
-        return self._keeper is not None and self._keeper.poll() is None
+        return self._guard is not None and self._guard.poll() is None
 
-    def said(self) -> str:
-        """What it wrote since its latest start, colours taken off."""
+    def output(self) -> str:
+        """Its output since its latest start, without colours."""
         with contextlib.suppress(OSError), self.log.open("rb") as log:
-            log.seek(self._begin)
+            log.seek(self._log_start)
             return re.sub(r"\x1b\[[0-9;]*m", "", log.read().decode("utf-8", errors="replace"))
         return ""
 
     def tail(self, lines: int = 4) -> str:
-        """The last lines that say something, in one line; of an error that was not caught, its last line."""
-        said = self.said()
-        told = [_NOISE.sub("", line).strip() for line in said.splitlines()]
-        told = [line for line in told if line][-1 if "Traceback (most recent call last)" in said else -lines :]
-        return " | ".join(told) or "it wrote nothing"
+        """The last lines of its output in one line; after a traceback only the last, which names the error."""
+        output = self.output()
+        found = [_NOISE.sub("", line).strip() for line in output.splitlines()]
+        found = [line for line in found if line][-1 if "Traceback (most recent call last)" in output else -lines :]
+        return " | ".join(found) or "it wrote nothing"
 
     def stop(self) -> None:
-        """Asks it to end, waits until nothing of it is left; no harm if it has ended already."""
-        if self._keeper is None:
+        """Asks it to end, and waits until it and all that it started have ended."""
+        if self._guard is None:
             return
-        if self._keeper.poll() is None:
-            self._keeper.send_signal(signal.SIGTERM)
-        self._keeper.wait()
+        if self._guard.poll() is None:
+            self._guard.send_signal(signal.SIGTERM)
+        self._guard.wait()
+
+    def start(self) -> None:
+        """Starts it; each kind of program has its own command."""
+        raise NotImplementedError
 
     def __enter__(self) -> Self:
         self.start()
@@ -133,7 +130,3 @@ class Program:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
-
-    def start(self) -> None:
-        """Starts it; each kind of program knows how."""
-        raise NotImplementedError

@@ -7,15 +7,13 @@ from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.inflatable import inflatable_utils
 
 from fedc2i.core.errors import UserError
 from fedc2i.deploy.lead import Job, lead
+from fedc2i.flower import compat
 from fedc2i.flower.answer_collector import Policy
 
-# An answer is often announced a moment before its parts have come; Flower would sleep a second over it.
-(inflatable_utils.pull_objects.__kwdefaults__ or {})["initial_backoff"] = 0.05
-
+compat.poll_objects(0.05)
 app = ServerApp()
 
 

@@ -1,4 +1,4 @@
-"""A run on a SuperLink of ours, from the job to the finished folder: hand it over, follow its log, report its end."""
+"""A run on the coordinator's SuperLink: starts the SuperLink and the run, follows the run's log, reports its end."""
 
 from __future__ import annotations
 
@@ -11,61 +11,57 @@ from pathlib import Path
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
+from fedc2i.deploy import keys
 from fedc2i.deploy.coordinator_folder import CoordinatorFolder, admitted
-from fedc2i.deploy.flower_processes import SuperLink, Tls
 from fedc2i.deploy.lead import JOB, Job
-from fedc2i.deploy.program import Environment
 from fedc2i.deploy.run_description import files
-from fedc2i.deploy.superlink_control import Run, public_key
+from fedc2i.deploy.superlink import RunStatus, SuperLink, Tls
 
 APP = Path(__file__).parent / "app"
-PRELOAD = ("torch", "fedc2i.deploy.client_app")  # what a site's program imports, once for all messages
-_LOOK = 0.5  # seconds
+_POLL = 0.5  # seconds
 
 
 def conduct(link: SuperLink, job: Job, say: Callable[[str], None]) -> None:
-    """Runs a job on a SuperLink that is ready, to its end; what it has to tell goes to ``say``, line by line.
+    """Runs a job to its end on a SuperLink that is ready; the lines of the run's log go to ``say``.
 
     Raises:
-        UserError: if the run fails; its folder then holds what was finished, and the same job goes on from there.
+        UserError: if the run fails; the same job then resumes from its folder.
     """
-    for run in link.control.stop_all():
-        say(f"stopped run {run}, which was left over from before")
+    for run in link.stop_runs():
+        say(f"stopped run {run}, which an earlier start had left")
     write_atomically(job.out / JOB, job.to_json().encode())
     log = job.out / "log.txt"
-    told = log.stat().st_size if log.exists() else 0
+    position = log.stat().st_size if log.exists() else 0
     with _app(job) as app:
-        run = link.control.run(app, {"job": str((job.out / JOB).absolute())})
+        run = link.start_run(app, {"job": str((job.out / JOB).absolute())})
         while (now := _status(link, run)) is None or not now.is_finished:
-            told = _follow(log, told, say)
-            time.sleep(_LOOK)
-    _follow(log, told, say)
+            position = _follow(log, position, say)
+            time.sleep(_POLL)
+    _follow(log, position, say)
     if now.state != "completed" or not (job.out / "summary.json").is_file():
-        raise UserError(f"the run has {now.state}: {_reason(log) or now.reason or link.tail()} (log: {link.log})")
+        raise UserError(f"the run {now.state}: {_reason(log) or now.reason or link.tail()} (log: {link.log})")
 
 
-def _status(link: SuperLink, run: int) -> Run | None:
-    """Where the run is; none while a busy SuperLink does not answer."""
-    if not link.is_alive():
-        raise UserError(f"the SuperLink ended: {link.tail()} (log: {link.log})")
+def _status(link: SuperLink, run: int) -> RunStatus | None:
+    """Where the run is; None while a busy SuperLink does not answer."""
     try:
-        return link.control.status(run)
+        return link.run_status(run)
     except UserError:
         if not link.is_alive():
             raise UserError(f"the SuperLink ended: {link.tail()} (log: {link.log})") from None
         return None
 
 
-def _follow(log: Path, told: int, say: Callable[[str], None]) -> int:
-    """Passes on the lines that are new; how far it has read."""
+def _follow(log: Path, position: int, say: Callable[[str], None]) -> int:
+    """Passes on the new lines of a log, and returns the position after them."""
     if not log.exists():
-        return told
+        return position
     with log.open("rb") as file:
-        file.seek(told)
+        file.seek(position)
         *lines, _ = file.read().split(b"\n")
     for line in lines:
         say(line.decode("utf-8", errors="replace"))
-    return told + sum(len(line) + 1 for line in lines)
+    return position + sum(len(line) + 1 for line in lines)
 
 
 def _reason(log: Path) -> str:
@@ -88,13 +84,8 @@ def _app(job: Job) -> Iterator[Path]:
         yield app
 
 
-def open_link(own: CoordinatorFolder, insecure: bool = False, forced: bool = False) -> SuperLink:
+def open_link(own: CoordinatorFolder) -> SuperLink:
     """Starts the coordinator's SuperLink, with exactly the admitted sites registered.
-
-    Args:
-        own: the coordinator's folder.
-        insecure: plain text, and anyone may come; on this machine alone unless ``forced``.
-        forced: plain text on other addresses, too.
 
     Raises:
         UserError: if it does not start.
@@ -104,15 +95,11 @@ def open_link(own: CoordinatorFolder, insecure: bool = False, forced: bool = Fal
         own.logs,
         own.bind,
         own.port,
-        tls=None if insecure else Tls(own.authority, own.certificate, own.key),
-        auth=not insecure,
-        database=own.state / ("insecure.db" if insecure else "superlink.db"),
-        environment=Environment(own.state / "flwr", own.bind),
-        forced=forced,
+        tls=Tls(own.authority, own.certificate, own.key),
+        database=own.state / "superlink.db",
+        home=own.state / "flwr",
     )
     link.start()
-    if insecure:
-        return link
     try:
         if not _register(link, own):
             link.stop()
@@ -130,16 +117,18 @@ def _register(link: SuperLink, own: CoordinatorFolder) -> bool:
     """Registers the admitted sites and no others.
 
     Returns:
-        False if the SuperLink remembers one of the keys as removed: it never takes such a key again, so it has to
-        forget everything.
+        False if the SuperLink remembers one of the keys as removed. It never accepts such a key again, so its database
+        has to be deleted.
     """
-    wanted = {name: public_key(own.sites / f"{name}.pub") for name in admitted(own)}
-    for node in link.control.nodes():
-        if wanted.get(node.name) != node.public_key:
-            link.control.unregister(node.name)
+    wanted = {name: keys.pem_public(line) for name, line in admitted(own).items()}
+    for node in link.nodes():
+        if wanted.get(node.name) == node.public_key:
+            del wanted[node.name]
+        else:
+            link.unregister(node)
     for name, key in wanted.items():
         try:
-            link.control.register(key, name)
+            link.register(key, name)
         except UserError as error:
             if "already in use" in str(error):
                 return False

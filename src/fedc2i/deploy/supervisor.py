@@ -1,4 +1,4 @@
-"""Keeps a site's SuperNode running: starts it again whenever it ends, until it is told to stop."""
+"""Keeps a site's SuperNode running: restarts it whenever it ends, until it is stopped."""
 
 from __future__ import annotations
 
@@ -9,22 +9,39 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from fedc2i.deploy.flower_processes import SuperNode
+from fedc2i.deploy.site_folder import SiteFolder
+from fedc2i.deploy.supernode import SuperNode
 
+_PRELOAD = ("torch", "fedc2i.deploy.client_app")  # what a site's program imports, once for all messages
 _SHORTEST, _LONGEST = 1.0, 30.0  # seconds between an end and the next start
-_REFUSED = 5.0  # after a refusal: a node that was killed is let in again when its old session ends, within a minute
-_STEADY = 60.0  # seconds after which it counts as running well
-_LOOK = 0.2
+_REJECTED = (
+    5.0  # after a rejection: a node that was killed is accepted again when its old session ends, within a minute
+)
+_STEADY = 60.0  # seconds after which the pauses start from the shortest again
+_POLL = 0.2
+
+
+def site_node(site: SiteFolder) -> SuperNode:
+    """A site's program, not started yet."""
+    return SuperNode(
+        site.logs,
+        site.coordinator,
+        ca=site.authority,
+        key=site.key,
+        site=str(site.folder),
+        preload=_PRELOAD,
+        name=site.name,
+    )
 
 
 def report(line: str) -> None:
-    """One event, one line, with the time."""
+    """Prints one event with the time."""
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def _until_signal(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C set the event; in another thread than the main one signals are not ours to take."""
+    """SIGTERM and Ctrl-C set the event; only the main thread can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -38,24 +55,19 @@ def _until_signal(stop: threading.Event) -> Iterator[None]:
 
 
 def _why(node: SuperNode) -> str:
-    if (reason := node.refused()) is not None:
+    if (reason := node.rejection()) is not None:
         return (
-            f"the coordinator did not let it in ({reason or 'no reason given'}); it may be just starting, or hold an "
-            f"earlier session of this site for up to a minute; if this goes on, is the key admitted, and ca.crt right?"
+            f"the coordinator rejected it ({reason or 'no reason given'}); it may be just starting, or hold an earlier "
+            f"session of this site for up to a minute; after that, check that the key is admitted and ca.crt right"
         )
     return f"it ended with code {node.exit_code}: {node.tail(2)} (log: {node.log})"
 
 
 def supervise(node: SuperNode, stop: threading.Event | None = None, say: Callable[[str], None] = report) -> None:
-    """Runs the node until SIGTERM or Ctrl-C, or until ``stop`` is set; starts it again whenever it ends.
+    """Runs the node until SIGTERM or Ctrl-C, or until ``stop`` is set; restarts it whenever it ends.
 
-    The wait before a start doubles from one second to half a minute as long as the node does not stay up; after a
-    refusal it is always five seconds.
-
-    Args:
-        node: not started yet.
-        stop: set it to end; a signal sets it too.
-        say: takes one line per event.
+    The pause before a restart doubles from one second to half a minute, until the node has run for a minute. After a
+    rejection it is always five seconds. ``say`` takes one line per event.
     """
     stop = stop or threading.Event()
     pause = _SHORTEST
@@ -64,16 +76,16 @@ def supervise(node: SuperNode, stop: threading.Event | None = None, say: Callabl
             while not stop.is_set():
                 began, known = time.monotonic(), None
                 node.start()
-                say(f"{node.name}: started, looking for the SuperLink at {node.superlink}")
-                while node.is_alive() and not stop.wait(_LOOK):
+                say(f"{node.name}: started, connecting to the SuperLink at {node.superlink}")
+                while node.is_alive() and not stop.wait(_POLL):
                     if known is None and (known := node.node_id()) is not None:
                         say(f"{node.name}: online as node {known}")
                 if stop.is_set():
                     break
                 if time.monotonic() - began > _STEADY:
                     pause = _SHORTEST
-                wait = _REFUSED if node.refused() is not None else pause
-                say(f"{node.name}: {_why(node)}; starting again in {wait:.0f} s")
+                wait = _REJECTED if node.rejection() is not None else pause
+                say(f"{node.name}: {_why(node)}; restarting in {wait:.0f} s")
                 pause = min(2 * pause, _LONGEST)
                 stop.wait(wait)
         finally:

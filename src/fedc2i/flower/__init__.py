@@ -1,17 +1,17 @@
-"""The same federation across real sites, on Flower: every method runs here without a line of its own.
+"""The Flower engine: the same federation over sites that exchange messages, with the same code for every method.
 
-wire.py          tensors as Flower records
-tasks.py         what a site is asked, and what it answers
-memory.py        what a site keeps between rounds
-site.py          a site's part of a round
-connections.py   which node is which site, and messages in transit
-answer_collector.py  asking sites and waiting for their answers
-enrolment.py     who takes part
-diagnostics.py   what sites say of an exchange, as far as it fits together
-coordinator.py   the rounds
-client_app.py    a site as Flower calls it
-simulation.py    all of it on one machine or a Ray cluster
+wire.py                tensors as Flower records
+messages.py            the messages between coordinator and site
+message_handlers.py    a site's Flower App
+site.py                a site's work in a round
+site_memory.py         the models that a site keeps
+connections.py         which node is which site, and open requests
+enrolment.py           which sites take part
+answer_collector.py    asks the sites and waits for answers
+diagnostics_check.py   checks the diagnostics that sites send
+coordinator.py         the rounds
+simulation.py          virtual sites on one machine or a Ray cluster
+compat.py              everything that depends on Flower's internals
 
-Who starts it and on which machines is the affair of `fedc2i.deploy`. flwr is imported only in these two, so that the
-package works without it.
+`fedc2i.deploy` starts it on real machines. flwr is optional: import these modules inside functions.
 """

@@ -1,16 +1,17 @@
-"""Asking sites and waiting for them, no longer than agreed: a slow, dead or broken site does not stop a round."""
+"""Sends each site its task and collects the answers; a slow, dead or broken site does not stop a round."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import RecordDict
 
 from fedc2i.core.errors import UserError
-from fedc2i.flower.connections import Mail, SiteConnections
+from fedc2i.flower.connections import Reply, SiteConnections
 from fedc2i.flower.messages import Answer, Task
 
 AGAIN = 2  # times that a site is asked again in a round when a message was lost
@@ -21,13 +22,13 @@ TRIES = 10  # deadlines in a row without enough answers before the run ends
 
 @dataclass(frozen=True)
 class Policy:
-    """How long to wait for whom, and how models travel.
+    """How long the coordinator waits for whom, and how models travel.
 
     Attributes:
-        deadline: seconds for a round; it goes on earlier when everyone who was asked has answered.
-        min_sites: answers without which a round is not closed.
+        deadline: seconds for a round; it ends earlier when everyone who was asked has answered.
+        min_sites: number of answers that a round needs.
         half: whether models travel as float16.
-        poll: seconds between looks into the mail.
+        poll: seconds between looks for replies.
     """
 
     deadline: float = 600.0
@@ -36,17 +37,28 @@ class Policy:
     poll: float = 0.25
 
     def settings(self) -> dict[str, Any]:
-        """As a run's configuration keeps them."""
+        """The same as settings of a run."""
         wire = "float16" if self.half else "float32"
         return {"engine": "flower", "wire": wire, "deadline": self.deadline, "min_sites": self.min_sites}
 
 
+@dataclass
+class _Progress:
+    """The clients of one round, by what has happened to their tasks."""
+
+    waiting: set[int]  # not sent yet
+    asked: set[int] = field(default_factory=set)  # sent, no reply yet
+    failed: set[int] = field(default_factory=set)  # replied without an answer
+    lost: Counter[int] = field(default_factory=Counter)  # how often a message was lost
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+
 class AnswerCollector:
-    """The sites of a run, by their number in the table."""
+    """Asks the sites of a run, which are numbered as in its table."""
 
     def __init__(
         self,
-        fleet: SiteConnections,
+        connections: SiteConnections,
         names: Sequence[str],
         policy: Policy,
         say: Callable[[str], None],
@@ -54,26 +66,26 @@ class AnswerCollector:
         late: Callable[[int, Answer, int], bool],
         on_client: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Has asked nobody yet.
+        """Starts before the first round.
 
         Args:
-            fleet: the way to the sites.
-            names: theirs.
+            connections: to the sites.
+            names: of the sites.
             policy: how long to wait.
-            say: takes one line for a person.
-            usable: whether an answer's upload can be used, if it has to have one.
-            late: takes a client's answer to an earlier round, and that round; says whether it was of use.
+            say: takes one line for the log.
+            usable: whether an answer's upload can be used, if it must have one.
+            late: takes a client's answer to an earlier round, and that round; returns whether it is used.
             on_client: called with the number of answers so far and the number of sites asked.
         """
-        self._fleet, self._names, self._policy, self._say = fleet, tuple(names), policy, say
+        self._connections, self._names, self._policy, self._say = connections, tuple(names), policy, say
         self._usable, self._late, self._on_client = usable, late, on_client
         self._serial = 0
-        self._missing: dict[str, int] = {}  # since which round
+        self._missing: dict[str, int] = {}  # sites, and the round since which each is missing
 
     def collect(
         self, number: int, tasks: Mapping[int, Task], content: Callable[[int], RecordDict]
     ) -> dict[int, Answer]:
-        """The answers of those who give one in time.
+        """The answers that arrive in time, by client.
 
         Args:
             number: of the round.
@@ -81,78 +93,84 @@ class AnswerCollector:
             content: a client's task with its tensors, made when it is sent.
 
         Raises:
-            UserError: if too few answer for too long.
+            UserError: if too few sites answer for too long.
         """
         self._serial += 1
-        began = time.monotonic()
-        policy, waiting, asked, lost = self._policy, set(tasks), set[int](), list[int]()
-        failed, hopeless = set[int](), 0
-        answers: dict[int, Answer] = {}
+        began, tries, hopeless = time.monotonic(), 1, 0
+        until = began + self._policy.deadline
         trains = sum(task.train for task in tasks.values())
-        needed = min(policy.min_sites, trains or len(tasks))
-        until, tries = time.monotonic() + policy.deadline, 1
+        needed = min(self._policy.min_sites, trains or len(tasks))
+        now = _Progress(set(tasks))
         while True:
-            for client in sorted(waiting):
-                site = self._names[client]
-                if self._fleet.is_free(site) and self._fleet.ask(site, content(client), number, self._serial):
-                    waiting.discard(client)
-                    asked.add(client)
-            for mail in self._fleet.collect():
-                client = self._names.index(mail.site)
-                if mail.is_lost and mail.serial == self._serial and lost.count(client) < AGAIN:
-                    lost.append(client)  # if the site is there, it is asked again
-                    asked.discard(client)
-                    waiting.add(client)
-                    continue
-                if not self._sort(client, mail, number, asked, answers):
-                    failed.add(client)
-                if self._on_client is not None:
-                    self._on_client(len(answers), len(tasks))
-            useless = {m for m, own in answers.items() if tasks[m].train and not self._usable(own)}
-            enough = sum(tasks[m].train for m in answers.keys() - useless) if trains else len(answers)
-            again = any(client in waiting and self._fleet.is_free(self._names[client]) for client in lost)
-            if enough >= needed and (not (asked or again) or time.monotonic() > until):
+            self._send(number, now, content)
+            self._receive(number, now, len(tasks))
+            useless = {m for m, own in now.answers.items() if tasks[m].train and not self._usable(own)}
+            enough = sum(tasks[m].train for m in now.answers.keys() - useless) if trains else len(now.answers)
+            all_failed = len(now.failed | useless) == len(tasks)
+            resend = any(m in now.waiting and self._connections.is_free(self._names[m]) for m in now.lost)
+            if enough >= needed and (not (now.asked or resend) or time.monotonic() > until):
                 break
-            if not asked and len(failed | useless) == len(tasks):  # nobody is left to wait for
+            if not now.asked and all_failed:
                 until = min(until, time.monotonic() + PAUSE)
             if time.monotonic() > until:
-                hopeless += len(failed | useless) == len(tasks)
+                hopeless += all_failed
+                seconds = time.monotonic() - began
+                line = f"round {number}: {enough} of the {needed} sites needed answered within {seconds:.0f} s"
                 if tries == TRIES or hopeless == HOPELESS:
-                    raise UserError(
-                        f"round {number}: {enough} of the {needed} sites needed answered within "
-                        f"{time.monotonic() - began:.0f} s; the same command goes on from the last round"
-                    )
-                self._say(f"round {number}: {enough} of the {needed} sites needed have answered; waiting on")
-                waiting, failed = set(tasks) - answers.keys() - asked, set()
-                until, tries = time.monotonic() + policy.deadline, tries + 1
-            time.sleep(policy.poll)
-        self._notice(number, tasks, answers, asked)
-        return answers
+                    raise UserError(f"{line}; the same command resumes the run")
+                self._say(f"{line}; still waiting")
+                now.waiting, now.failed = set(tasks) - now.answers.keys() - now.asked, set()
+                until, tries = time.monotonic() + self._policy.deadline, tries + 1
+            time.sleep(self._policy.poll)
+        self._report_missing(number, tasks, now)
+        return now.answers
 
-    def _sort(self, client: int, mail: Mail, number: int, asked: set[int], answers: dict[int, Answer]) -> bool:
-        """A reply: to this round, to an earlier one, or of no use; whether it was an answer."""
-        if mail.serial == self._serial:
-            asked.discard(client)
+    def _send(self, number: int, now: _Progress, content: Callable[[int], RecordDict]) -> None:
+        for client in sorted(now.waiting):
+            site = self._names[client]
+            if self._connections.is_free(site) and self._connections.ask(site, content(client), number, self._serial):
+                now.waiting.discard(client)
+                now.asked.add(client)
+
+    def _receive(self, number: int, now: _Progress, asked: int) -> None:
+        for reply in self._connections.collect():
+            client = self._names.index(reply.site)
+            if reply.serial == self._serial:
+                now.asked.discard(client)
+                if reply.is_lost and now.lost[client] < AGAIN:
+                    now.lost[client] += 1
+                    now.waiting.add(client)
+                    continue
+            if not self._take(client, reply, number, now.answers):
+                now.failed.add(client)
+            if self._on_client is not None:
+                self._on_client(len(now.answers), asked)
+
+    def _take(self, client: int, reply: Reply, number: int, answers: dict[int, Answer]) -> bool:
+        """Takes a reply to this round or an earlier one; returns whether it is an answer."""
         try:
-            if mail.content is None:
-                raise UserError(mail.problem)
-            answer = Answer.from_record(mail.content)
+            if reply.content is None:
+                raise UserError(reply.problem)
+            answer = Answer.from_record(reply.content)
         except UserError as error:
-            self._say(f"round {mail.round}: {mail.site} is left out: {error}")
+            self._say(f"round {reply.round}: {reply.site} failed: {error}")
             return False
-        if mail.serial == self._serial:
+        if reply.serial == self._serial:
             answers[client] = answer
-        elif self._late(client, answer, mail.round):
-            self._say(f"{mail.site} answered round {mail.round} in round {number}; its model is used, with its age")
+        elif self._late(client, answer, reply.round):
+            self._say(f"round {number}: {reply.site} answered round {reply.round}; its model is used, with its age")
         return True
 
-    def _notice(self, number: int, tasks: Mapping[int, Task], answers: Mapping[int, Answer], asked: set[int]) -> None:
-        """Says once who is missing, and who has returned."""
+    def _report_missing(self, number: int, tasks: Mapping[int, Task], now: _Progress) -> None:
+        """Logs which sites are missing since this round, and which are back."""
+        missing = []
         for client in tasks:
             site = self._names[client]
-            if client in answers and site in self._missing:
-                self._say(f"{site} takes part again in round {number}; it was missing since {self._missing.pop(site)}")
-            elif client not in answers and site not in self._missing:
+            if client in now.answers and site in self._missing:
+                self._say(f"round {number}: {site} takes part again; missing since round {self._missing.pop(site)}")
+            elif client not in now.answers and site not in self._missing:
                 self._missing[site] = number
-                why = f"no answer within {self._policy.deadline:.0f} s" if client in asked else "no usable answer"
-                self._say(f"round {number} goes on without {site} ({why}); its last model, if any, is kept")
+                late = f"did not answer within {self._policy.deadline:.0f} s"
+                missing.append(f"{site} {late if client in now.asked else 'sent no usable answer'}")
+        if missing:
+            self._say(f"round {number}: {len(now.answers)} of {len(tasks)} sites answered; {'; '.join(missing)}")

@@ -1,7 +1,7 @@
-"""Which node is which site, and the messages on their way: the coordinator's post office.
+"""Which node is which site, and the messages between them and the coordinator.
 
-A site is known by its name, never by its node's number, which changes when an unauthenticated node returns. Where the
-sites' keys are known, a node can only be the site whose key it holds.
+A site is identified by its name, never by its node's number, which changes when an unauthenticated node returns. Where
+the sites' keys are known, a node can only be the site whose key it holds.
 """
 
 from __future__ import annotations
@@ -14,120 +14,119 @@ from typing import Any, Protocol
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedc2i.core.errors import UserError
+from fedc2i.flower import compat
 from fedc2i.flower.messages import Introduction
 
 GREETING, WORK = "query", "train"  # Flower's kinds of messages
 _LOOK = 1.0  # seconds between looks for new nodes
-_AGAIN = 20.0  # seconds until a node that did not introduce itself is asked again
-_LOST = (3, 4, 5)  # Flower's codes for a message that did not arrive, in either direction
+_AGAIN = 20.0  # seconds until a node that did not introduce itself is greeted again
 
 
 class Grid(Protocol):
-    """What is needed of Flower's grid."""
+    """The part of Flower's grid that the coordinator needs."""
 
     def get_nodes(self) -> Iterable[Any]:
         """Nodes that are online, with their numbers and keys."""
         ...
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Sends; returns a number for each message."""
+        """Sends messages, and returns an id for each."""
         ...
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies that have come."""
+        """Replies that have arrived."""
         ...
 
 
 @dataclass(frozen=True)
-class Mail:
-    """A site's reply to what was asked under a number: its content, or why there is none; lost, if only on its way."""
+class Reply:
+    """A site's reply to the request with this serial number: its content, or the problem."""
 
     site: str
     round: int
     serial: int
     content: RecordDict | None
     problem: str = ""
-    is_lost: bool = False
+    is_lost: bool = False  # the request or the reply was lost on its way
 
 
 @dataclass(frozen=True)
-class _Letter:
+class _Request:
     node: int
-    site: str | None  # none: a greeting
+    site: str | None  # None for a greeting
     round: int
     serial: int
 
 
 class SiteConnections:
-    """Sites that have introduced themselves, and what they were asked."""
+    """The sites that have introduced themselves, and the requests that they have not answered."""
 
     def __init__(
         self, grid: Grid, say: Callable[[str], None], keys: Mapping[bytes, str] | None = None, ttl: float = 3600.0
     ) -> None:
-        """Knows nobody yet.
+        """Starts without sites.
 
         Args:
-            grid: Flower's way to the nodes.
-            say: takes one line for a person.
-            keys: whose public key is whose, where nodes are authenticated.
-            ttl: seconds until Flower gives a message up.
+            grid: Flower's connection to the nodes.
+            say: takes one line for the log.
+            keys: the sites' names by public key, where nodes are authenticated.
+            ttl: seconds until Flower discards a message.
         """
         self._grid, self._say, self._keys, self._ttl = grid, say, keys, ttl
         self.sites: dict[str, Introduction] = {}
         self._nodes: dict[str, int] = {}  # by site
         self._online: dict[int, bytes] = {}  # nodes and their keys
-        self._open: dict[str, _Letter] = {}
-        self._lost: list[Mail] = []
-        self._greeted: dict[int, float] = {}  # when to greet them again
-        self._refused: set[tuple[int, str]] = set()
+        self._open: dict[str, _Request] = {}  # by message id
+        self._lost: list[Reply] = []
+        self._greeted: dict[int, float] = {}  # nodes, and when to greet them again
+        self._rejected: set[tuple[int, str]] = set()
         self._looked = 0.0
-        self.welcome: Callable[[Introduction], None] = lambda _: None  # may refuse, with a `UserError`
+        self.check: Callable[[Introduction], None] = lambda _: None  # raises a `UserError` to reject a site
 
     def is_free(self, site: str) -> bool:
-        """Whether a site is online and has nothing to do."""
+        """Whether a site is online and has no open request."""
         known = self._nodes.get(site)
-        return known in self._online and all(letter.site != site for letter in self._open.values())
+        return known in self._online and all(request.site != site for request in self._open.values())
 
     def ask(self, site: str, content: RecordDict, round: int, serial: int) -> bool:
-        """Sends a site its task, under a number of the asker's; whether Flower took it."""
-        return self._send(WORK, self._nodes[site], content, _Letter(self._nodes[site], site, round, serial))
+        """Sends a site its task under a serial number; returns whether Flower accepted it."""
+        return self._send(WORK, self._nodes[site], content, _Request(self._nodes[site], site, round, serial))
 
     def dismiss(self, site: str, error: UserError) -> None:
-        """Leaves out a site that has introduced itself."""
+        """Rejects a site that has introduced itself."""
         self.sites.pop(site, None)
-        self._refuse(self._nodes.pop(site), error)
+        self._reject(self._nodes.pop(site), error)
 
-    def _refuse(self, node: int, error: UserError) -> None:
-        """Says why a site is left out, once: it will be asked again."""
-        if (node, str(error)) not in self._refused:
-            self._refused.add((node, str(error)))
-            self._say(f"a site is left out: {error}")
+    def _reject(self, node: int, error: UserError) -> None:
+        """Logs the reason once, since the node is greeted again."""
+        if (node, str(error)) not in self._rejected:
+            self._rejected.add((node, str(error)))
+            self._say(f"a site is rejected: {error}")
 
     def forget(self) -> None:
-        """Another run begins: what sites were asked before is of no use to it, nor are their answers."""
-        self._open = {key: letter for key, letter in self._open.items() if letter.site is None}
+        """Drops all open requests, because another run starts."""
+        self._open = {key: request for key, request in self._open.items() if request.site is None}
         self._lost = []
 
-    def collect(self) -> list[Mail]:
-        """What has come since the last time; meets nodes that are new."""
+    def collect(self) -> list[Reply]:
+        """The replies since the last call; also greets new nodes."""
         self._look()
-        mails = []
-        for reply in self._grid.pull_messages(list(self._open)) if self._open else ():
-            letter = self._open.pop(reply.metadata.reply_to_message_id, None)
-            if letter is None:
+        replies = []
+        for message in self._grid.pull_messages(list(self._open)) if self._open else ():
+            request = self._open.pop(message.metadata.reply_to_message_id, None)
+            if request is None:
                 continue
-            content = reply.content if reply.has_content() else None
-            problem = "" if content is not None else _explain(reply.error)
-            if letter.site is None:
-                if content is None and reply.error.code in _LOST:
-                    self._greeted[letter.node] = 0.0  # if it is there still, it is greeted again
-                else:
-                    self._meet(letter.node, content, problem)
+            content = message.content if message.has_content() else None
+            problem = "" if content is not None else compat.explain(message.error)
+            lost = content is None and compat.is_lost(message.error)
+            if request.site is not None:
+                replies.append(Reply(request.site, request.round, request.serial, content, problem, lost))
+            elif lost:
+                self._greeted[request.node] = 0.0  # at once, if it is still online
             else:
-                lost = content is None and reply.error.code in _LOST
-                mails.append(Mail(letter.site, letter.round, letter.serial, content, problem, lost))
-        mails, self._lost = mails + self._lost, []
-        return mails
+                self._meet(request.node, content, problem)
+        replies, self._lost = replies + self._lost, []
+        return replies
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -135,57 +134,42 @@ class SiteConnections:
             return
         self._looked = now
         self._online = {node.node_id: bytes(node.public_key) for node in self._grid.get_nodes()}
-        gone = [key for key, letter in self._open.items() if letter.site is None and letter.node not in self._online]
+        gone = [key for key, one in self._open.items() if one.site is None and one.node not in self._online]
         for key in gone:
             del self._open[key]
-        busy = {letter.node for letter in self._open.values()}
+        busy = {request.node for request in self._open.values()}
         known = set(self._nodes.values())
         for node in self._online:
             if node not in known and node not in busy and self._greeted.get(node, 0.0) <= now:
                 self._greeted[node] = now + _AGAIN
                 content = RecordDict({"greeting": ConfigRecord({})})
-                self._send(GREETING, node, content, _Letter(node, None, 0, 0))
+                self._send(GREETING, node, content, _Request(node, None, 0, 0))
 
     def _meet(self, node: int, content: RecordDict | None, problem: str) -> None:
+        """Accepts or rejects a node that introduces itself."""
         try:
             if content is None:
                 raise UserError(problem)
-            who = Introduction.from_record(content)
-            if self._keys is not None and self._keys.get(self._online.get(node, b"")) != who.name:
-                raise UserError(f"it says it is '{who.name}', but holds another site's key")
-            before = self._nodes.get(who.name)
+            site = Introduction.from_record(content)
+            if self._keys is not None and self._keys.get(self._online.get(node, b"")) != site.name:
+                raise UserError(f"it calls itself '{site.name}', but holds another site's key")
+            before = self._nodes.get(site.name)
             if self._keys is not None and before in self._online and before != node:
-                raise UserError(f"it says it is '{who.name}', which is online already")
-            self.welcome(who)
+                raise UserError(f"it calls itself '{site.name}', which is online already")
+            self.check(site)
         except UserError as error:
-            self._refuse(node, error)
+            self._reject(node, error)
             return
-        returned = who.name in self._nodes
-        self.sites[who.name] = who
-        self._nodes[who.name] = node
-        for key in [key for key, letter in self._open.items() if letter.site == who.name]:
-            asked = self._open.pop(key)  # of the node it was before
-            self._lost.append(Mail(who.name, asked.round, asked.serial, None, "it came back as another node", True))
-        self._say(f"{who.name} is back" if returned else f"{who.name} has joined, {who.samples['train']} samples")
+        returned = site.name in self._nodes
+        self.sites[site.name] = site
+        self._nodes[site.name] = node
+        for key in [key for key, request in self._open.items() if request.site == site.name]:
+            asked = self._open.pop(key)  # sent to the site's earlier node
+            self._lost.append(Reply(site.name, asked.round, asked.serial, None, "it returned as another node", True))
+        self._say(f"{site.name} is back" if returned else f"{site.name} has joined, {site.samples['train']} samples")
 
-    def _send(self, kind: str, node: int, content: RecordDict, letter: _Letter) -> bool:
-        message = Message(content, node, kind, ttl=self._ttl, group_id=str(letter.round))
-        numbers = [number for number in self._grid.push_messages([message]) if number]
-        self._open |= dict.fromkeys(numbers, letter)
-        return bool(numbers)
-
-
-def _explain(error: Any) -> str:
-    """An error reply of Flower's in words."""
-    words = {
-        1: "its Flower App could not be loaded; is fedc2i installed there?",
-        2: "its program failed",
-        3: "the message was lost on its way",
-        4: "it did not answer in time",
-        5: "it has gone",
-        7: "it refused the Flower App",
-        8: "its program crashed",
-    }
-    reason = " ".join(str(error.reason or "").split())[:300]
-    said = words.get(error.code, f"error {error.code}")
-    return f"{said} ({reason})" if reason and error.code in (0, 1, 2, 6, 7, 8) else said
+    def _send(self, kind: str, node: int, content: RecordDict, request: _Request) -> bool:
+        message = Message(content, node, kind, ttl=self._ttl, group_id=str(request.round))
+        ids = [one for one in self._grid.push_messages([message]) if one]
+        self._open |= dict.fromkeys(ids, request)
+        return bool(ids)

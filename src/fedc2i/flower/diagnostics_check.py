@@ -1,4 +1,4 @@
-"""What sites say of an exchange, as far as it can be laid out: a site that says something odd harms nobody else's."""
+"""Checks the diagnostics that sites send, so that a site with other names or shapes does not spoil the rest."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedc2i.flower.messages import MOST_REPORTS
 
 
 def agreed(reports: Mapping[int, Params], received: Mapping[int, tuple[int, ...]], classes: int) -> list[Told]:
-    """The diagnostics that most sites give, each in the form that most of them give it; all others are dropped.
+    """The diagnostics that most sites send, each in the most common form; all others are dropped.
 
-    There are forms for one number, one of each client received, one of each class, and one of each of both.
+    The forms are one number, one per received client, one per class, and one per received client and class.
 
     Args:
-        reports: by client, its diagnostics by name.
-        received: by client, whose models it had received.
-        classes: how many the run has.
+        reports: diagnostics by name, for each client.
+        received: the clients whose models a client received.
+        classes: number of classes.
     """
     votes: dict[str, Counter[int]] = {}
     for client, report in reports.items():
@@ -43,6 +43,6 @@ def agreed(reports: Mapping[int, Params], received: Mapping[int, tuple[int, ...]
 
 
 def _forms(values: Tensor, received: int, classes: int) -> list[int]:
-    """Which forms these values can be of; several where there are as many classes as clients."""
+    """The forms that fit the values' shape; several if there are as many classes as clients."""
     shapes = [(received, classes), (received,), (classes,), ()]
     return [form for form, shape in enumerate(shapes) if tuple(values.shape) == shape]

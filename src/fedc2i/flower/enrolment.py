@@ -1,4 +1,4 @@
-"""Who takes part: waiting for the sites at the start of a run, and what they have in common."""
+"""Which sites take part: waits for them at the start of a run, and checks that they fit together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_LISTED = 8  # sites in a line, and classes of each
 
 
 def wait_for_sites(
-    fleet: SiteConnections,
+    connections: SiteConnections,
     expected: Sequence[str],
     count: int,
     at_least: int,
@@ -24,19 +24,19 @@ def wait_for_sites(
     say: Callable[[str], None],
     poll: float = 0.25,
 ) -> list[Introduction]:
-    """Waits until the expected sites, or so many of any name, are there; goes on with fewer when the time is over.
+    """Waits for the expected sites, or for ``count`` sites of any name.
 
     Args:
-        fleet: which meets them.
-        expected: names, where they are known.
-        count: how many, where names are not known.
-        at_least: with fewer there is no run.
+        connections: to the sites.
+        expected: the sites' names, if they are known.
+        count: number of sites, if their names are not known.
+        at_least: number of sites that is enough after ``wait`` seconds.
         wait: seconds.
-        say: takes one line for a person.
+        say: takes one line for the log.
         poll: seconds between looks.
 
     Raises:
-        UserError: if too few came.
+        UserError: if too few sites came.
     """
     if not expected and count < 1:
         raise UserError(f"the number of sites to wait for must be at least 1, got {count}")
@@ -44,78 +44,82 @@ def wait_for_sites(
     wanted = len(expected) or count
     say(f"waiting for {wanted} sites: {', '.join(expected) or 'any'}")
     while True:
-        fleet.collect()
-        there = [fleet.sites[name] for name in (expected or sorted(fleet.sites)) if name in fleet.sites]
-        if len(there) >= wanted:
-            return there
+        connections.collect()
+        present = [
+            connections.sites[name] for name in (expected or sorted(connections.sites)) if name in connections.sites
+        ]
+        if len(present) >= wanted:
+            return present
         if time.monotonic() > until:
             break
         time.sleep(poll)
-    missing = ", ".join(name for name in expected if name not in fleet.sites)
-    said = f"after {wait:.0f} s {len(there)} of {wanted} sites are there{f'; missing: {missing}' * bool(missing)}"
-    if len(there) < at_least:
-        raise UserError(f"{said}; at least {at_least} are needed")
-    say(f"{said}; going on without")
-    return there
+    missing = [name for name in expected if name not in connections.sites]
+    line = f"after {wait:.0f} s {len(present)} of {wanted} sites are connected"
+    if missing:
+        line += f"; missing: {', '.join(missing)}"
+    if len(present) < at_least:
+        raise UserError(f"{line}; at least {at_least} are needed")
+    say(f"{line}; starting without the others")
+    return present
 
 
 def common_federation(
-    there: Sequence[Introduction],
+    present: Sequence[Introduction],
     names: Sequence[str],
     classes: Sequence[str],
     say: Callable[[str], None],
 ) -> RemoteFederation:
-    """The sites as a federation, with images of the most common size; see `reject_incompatible` for the others.
+    """The sites as a federation, with images of the most common size; `reject_incompatible` rejects the others.
 
     Args:
-        there: the sites that introduced themselves.
-        names: all sites of the run in table order, some of which may come later.
-        classes: the classes' names in the order of their labels; if empty, those that the sites have.
-        say: takes one line for a person.
+        present: the sites that introduced themselves.
+        names: all sites of the run in table order; some may come later.
+        classes: the classes' names in the order of their labels; if empty, the classes of the sites.
+        say: takes one line for the log.
     """
-    found = {own.classes for own in there}
+    found = {site.classes for site in present}
     if not classes:
-        classes = there[0].classes if len(found) == 1 else sorted({name for own in found for name in own})
+        classes = present[0].classes if len(found) == 1 else sorted({name for own in found for name in own})
         if len(found) > 1:
-            lists = "; ".join(f"{own.name} {_some(own.classes, MOST_LISTED)}" for own in there[:MOST_LISTED])
-            more = f"; and {len(there) - MOST_LISTED} more sites" if len(there) > MOST_LISTED else ""
+            lists = "; ".join(f"{site.name} {_some(site.classes, MOST_LISTED)}" for site in present[:MOST_LISTED])
+            more = f"; and {len(present) - MOST_LISTED} more sites" if len(present) > MOST_LISTED else ""
             say(f"the sites have different classes; the run has all {len(classes)} of them: {_some(classes)}")
-            say(f"classes by site: {lists}{more}; if that is wrong, mend their data, or fix the list with --classes")
-    shape = Counter(own.image for own in there).most_common(1)[0][0]
+            say(f"classes by site: {lists}{more}; if that is wrong, correct the data, or fix the list with --classes")
+    shape = Counter(site.image for site in present).most_common(1)[0][0]
     return RemoteFederation(
         "sites",
-        blank_clients(names, shape, [own.name for own in there if not own.samples["validation"]]),
+        blank_clients(names, shape, [site.name for site in present if not site.samples["validation"]]),
         tuple(classes),
-        notes=("The data lies at the sites; sizes are as they say.",),
-        sizes={own.name: own.samples for own in there},
+        notes=("The data stays at the sites; sizes are as the sites report them.",),
+        sizes={site.name: site.samples for site in present},
     )
 
 
-def reject_incompatible(fleet: SiteConnections, federation: RemoteFederation, at_least: int) -> None:
-    """Leaves out sites whose images have another size than the run's or that have other classes, also those to come.
+def reject_incompatible(connections: SiteConnections, federation: RemoteFederation, at_least: int) -> None:
+    """Rejects sites with another image size or other classes than the run, now and later.
 
     Raises:
-        UserError: if too few remain.
+        UserError: if too few sites remain.
     """
 
-    def check(who: Introduction) -> None:
-        if who.image != federation.image_shape:
-            own, needed = _size(who.image), _size(federation.image_shape)
-            raise UserError(f"{who.name} has images of {own}, the run of {needed}; its site.toml can set image_size")
-        if unknown := [name for name in who.classes if name not in federation.classes]:
+    def check(site: Introduction) -> None:
+        if site.image != federation.image_shape:
+            own, needed = _size(site.image), _size(federation.image_shape)
+            raise UserError(f"{site.name} has images of {own}, the run of {needed}; its site.toml can set image_size")
+        if unknown := [name for name in site.classes if name not in federation.classes]:
             raise UserError(
-                f"{who.name} has the classes {_some(who.classes)}, and the run no {_some(unknown)}; it has "
+                f"{site.name} has the classes {_some(site.classes)}, and the run has no {_some(unknown)}; it has "
                 f"{_some(federation.classes)}, and --classes can name more at its start"
             )
 
-    fleet.welcome = check
-    for who in list(fleet.sites.values()):
+    connections.check = check
+    for site in list(connections.sites.values()):
         try:
-            check(who)
+            check(site)
         except UserError as error:
-            fleet.dismiss(who.name, error)
-    if len(fleet.sites) < at_least:
-        raise UserError(f"{len(fleet.sites)} sites fit together, at least {at_least} are needed")
+            connections.dismiss(site.name, error)
+    if len(connections.sites) < at_least:
+        raise UserError(f"{len(connections.sites)} sites fit together, at least {at_least} are needed")
 
 
 def _some(names: Sequence[str], most: int = MOST_NAMED) -> str:

@@ -1,4 +1,4 @@
-"""A site as Flower calls it: introduces itself, and does its part of a round, on whatever data it is given."""
+"""A site's Flower App: introduces the site, and does its tasks on its data."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fedc2i.flower.site_memory import ContextMemory, FolderMemory, Memory
 
 @dataclass(frozen=True)
 class Home:
-    """What a site has.
+    """A site's data, and where it computes.
 
     Attributes:
-        client: its data, under the site's name.
-        classes: the names of its labels.
-        state: where it keeps its models; none: in the node's own state.
-        device: where it computes; none: a GPU if there is one.
+        client: the data, under the site's name.
+        classes: names of its labels.
+        state: folder for its models; None keeps them in the node's state.
+        device: None for a GPU if there is one.
     """
 
     client: Client
@@ -37,24 +37,24 @@ class Home:
     device: torch.device | None = None
 
     def introduction(self) -> Introduction:
-        """What the coordinator learns of it."""
+        """What the coordinator learns about the site."""
         parts = {"train": self.client.train, "validation": self.client.validation, "test": self.client.test}
         shape = tuple(self.client.train.x.shape[1:])
         return Introduction(self.client.name, {name: len(own) for name, own in parts.items()}, self.classes, shape)
 
     def memory(self, context: Context, run: str) -> Memory:
-        """What it keeps of a run."""
+        """Where the site keeps its models of a run."""
         return ContextMemory(context.state, run) if self.state is None else FolderMemory(self.state, run)
 
     def secret(self) -> bytes:
-        """A real site's key for the noise on its uploads; whatever a coordinator says, it is the site that draws it."""
+        """A real site's key for the noise on its uploads, which the coordinator does not know."""
         return b"" if self.state is None else secret_in(self.state)
 
     def data(self, classes: tuple[str, ...]) -> ClientData:
-        """Its data, with labels numbered as in the run.
+        """The data, with labels numbered as in the run.
 
         Raises:
-            UserError: if it has a class that the run does not.
+            UserError: if it has a class that the run does not have.
         """
         client = self.client
         if classes != self.classes:
@@ -73,7 +73,7 @@ class Home:
 def make(
     find_home: Callable[[Context], Home], find_assignment: Callable[[Task], tuple[Assignment, tuple[str, ...]]]
 ) -> ClientApp:
-    """The Flower App of a site; whatever goes wrong is told to the coordinator in a line."""
+    """The Flower App of a site; the coordinator gets one line for every error."""
     app = ClientApp()
 
     @app.query()
@@ -102,7 +102,7 @@ def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
         content = answer()
     except UserError as error:
         content = failure(str(error))
-    except Exception as error:  # the coordinator should hear of it, and the site's log keep the rest
+    except Exception as error:  # one line for the coordinator, the traceback for the site's log
         traceback.print_exc()
         content = failure(f"{type(error).__name__}: {error}")
     return Message(content, reply_to=message)

@@ -1,7 +1,7 @@
-"""What the coordinator asks of a site, and what the site answers, as records and as Flower messages.
+"""The messages between coordinator and site as records, and their checks.
 
-One message a round does it: a site makes its start of what the last exchange brought, trains, and answers with its
-upload and its scores at both points. A second message would cost a second start of the site's Python.
+There is one message per site and round: the site personalises what it received from the last exchange, trains, and
+answers with its upload and its scores at both evaluation points. Everything that arrives is checked, on both sides.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Task:
-    """A site's part of a round, but for the tensors.
+    """What a site does in a round, without the tensors.
 
     Attributes:
-        run: names the run, so that a site does not mix two of them up.
-        round: the round to train, from 1; behind the last one there is a last exchange without training.
-        exchange: the round whose exchange the tensors come from, 0 for none yet.
-        position: where the site's own upload stands among those received, -1 if it is not among them.
+        run: name of the run, under which the site keeps its models.
+        round: the round to train, from 1; after the last one there is an exchange without training.
+        exchange: the round whose exchange the tensors come from, 0 before the first.
+        position: index of the site's own upload among those received, -1 if it is not among them.
         train: whether to train.
-        score_received: whether to score the start made of the exchange.
-        score_trained: whether to score the model after training, or the one it has if it does not train.
+        score_received: whether to score the personalised model.
+        score_trained: whether to score the model after training, or the present one if it does not train.
         half: whether uploads travel as float16.
-        setup: what the run is: method, model, settings, as JSON.
+        setup: method, model and settings of the run, as JSON.
     """
 
     run: str
@@ -57,15 +57,15 @@ class Task:
     setup: str
 
     def to_record(self, shared: ArrayRecord, personal: ArrayRecord) -> RecordDict:
-        """With what the server sends to all, and to this site alone."""
+        """The message, with the tensors for all sites and those for this site alone."""
         return RecordDict({"task": ConfigRecord(asdict(self)), "shared": shared, "personal": personal})
 
     @classmethod
     def from_record(cls, content: RecordDict) -> tuple[Task, Params]:
-        """The task, and what the site received.
+        """The task, and the tensors that came with it.
 
         Raises:
-            UserError: if the message is not one of ours.
+            UserError: if the message is not a valid task.
         """
         try:
             values: dict[str, Any] = dict(content["task"])
@@ -80,13 +80,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a site made of a task.
+    """A site's answer to a task.
 
     Attributes:
-        upload: what leaves the site after training.
+        upload: the tensors that the method sends after training.
         report: diagnostics of the exchange.
-        metrics: for each point that was asked for, the site's scores on its own data.
-        bytes: how much of it travelled as tensors.
+        metrics: the site's scores on its own data, for each evaluation point that was asked for.
+        bytes: size of the tensors in the message.
     """
 
     upload: Params = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Answer:
     bytes: int = 0
 
     def to_record(self, half: bool) -> RecordDict:
-        """As the content of a reply."""
+        """The content of a reply."""
         scores: dict[str, Any] = {
             f"{point}.{name}": value for point, own in self.metrics.items() for name, value in own.items()
         }
@@ -109,27 +109,27 @@ class Answer:
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Answer:
-        """From the content of a reply.
+        """Reads the content of a reply.
 
         Raises:
-            UserError: if it says that the site failed, or is not an answer.
+            UserError: if the site failed, or if this is not a valid answer.
         """
-        refuse_failure(content)
+        raise_failure(content)
         try:
             metrics: dict[Point, dict[str, float]] = {}
             for key, value in content["metrics"].items():
                 point, _, name = key.partition(".")
                 score = float(value)  # type: ignore[arg-type]
                 if not METRIC.fullmatch(name) or ("accuracy" in name and not 0 <= score <= 100):
-                    raise ValueError(f"'{name[:60]}' = {score} is no metric")
+                    raise ValueError(f"'{name[:60]}' = {score} is not a metric")
                 metrics.setdefault(POINTS[POINTS.index(point)], {})[name] = score
             upload, report = wire.unpack(content["upload"]), wire.unpack(content["report"])
             if len(report) > MOST_REPORTS or not all(REPORT.fullmatch(name) for name in report):
-                raise ValueError("its diagnostics have odd names")
+                raise ValueError("names of diagnostics that are not allowed")
             size = wire.size(content["upload"]) + wire.size(content["report"])  # type: ignore[arg-type]
             return cls(upload, report, metrics, size)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise UserError(f"its answer is none ({_named(error)})") from None
+            raise UserError(f"its answer is not valid ({_named(error)})") from None
 
 
 def _named(error: Exception) -> str:
@@ -137,26 +137,26 @@ def _named(error: Exception) -> str:
 
 
 def failure(reason: str) -> RecordDict:
-    """The content of a reply of a site that could not do what it was asked."""
+    """The content of a reply from a site that could not do its task."""
     return RecordDict({"failure": ConfigRecord({"reason": one_line(reason, MOST_REASON)})})
 
 
-def refuse_failure(content: RecordDict) -> None:
-    """Raises a `UserError` with the site's own words if the reply says that it failed."""
+def raise_failure(content: RecordDict) -> None:
+    """Raises a `UserError` with the site's reason if the reply is a `failure`."""
     if "failure" in content:
-        said = dict(content["failure"]).get("reason", "")
-        raise UserError(one_line(said, MOST_REASON) or "no reason given")
+        reason = dict(content["failure"]).get("reason", "")
+        raise UserError(one_line(reason, MOST_REASON) or "no reason given")
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a site says of itself before it is given work: no data, only what is needed to work together.
+    """What a site tells about itself before its first task: enough to plan a run, and no data.
 
     Attributes:
-        name: the site's.
-        samples: how many samples it has to train, validate and test on.
-        classes: the names of its classes.
-        image: the shape of its images.
+        name: of the site.
+        samples: numbers of training, validation and test samples.
+        classes: names of its classes.
+        image: shape of its images (3, height, width).
     """
 
     name: str
@@ -165,29 +165,29 @@ class Introduction:
     image: tuple[int, ...]
 
     def to_record(self) -> RecordDict:
-        """As the content of a reply."""
+        """The content of a reply."""
         return RecordDict({"introduction": ConfigRecord({"json": json.dumps(asdict(self))})})
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Introduction:
-        """From the content of a reply.
+        """Reads the content of a reply.
 
         Raises:
-            UserError: if it says that the site failed, or is not an introduction.
+            UserError: if the site failed, or if this is not a valid introduction.
         """
-        refuse_failure(content)
+        raise_failure(content)
         try:
             values: dict[str, Any] = json.loads(str(content["introduction"]["json"]))
             name, samples = values["name"], {part: values["samples"][part] for part in _SPLITS}
             found = cls(name, samples, tuple(values["classes"]), tuple(values["image"]))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise UserError(f"its introduction is none ({_named(error)})") from None
-        if not found._is_sound():
-            raise UserError("its introduction is none (a name, samples, classes and the images' shape are needed)")
+            raise UserError(f"its introduction is not valid ({_named(error)})") from None
+        if not found._is_valid():
+            raise UserError("its introduction is not valid (it needs a name, samples, classes and the images' shape)")
         return found
 
-    def _is_sound(self) -> bool:
-        """Whether a run can be planned with it; blank images of its shape are made."""
+    def _is_valid(self) -> bool:
+        """Whether all values are in range; the coordinator makes blank images of this shape."""
         texts, numbers = (self.name, *self.classes), (*self.samples.values(), *self.image)
         return (
             all(isinstance(text, str) and text and text.isprintable() for text in texts)

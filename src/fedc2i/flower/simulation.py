@@ -1,4 +1,4 @@
-"""All sites in Flower's simulation, on this machine or on a Ray cluster: the adapter at any number of clients."""
+"""All clients as virtual sites in Flower's simulation, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 import cloudpickle
 import torch
 
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, one_line
 from fedc2i.engine import attacks
 from fedc2i.engine.checks import check
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.executors.workers.pool import cores
 from fedc2i.engine.records import Round
 from fedc2i.engine.settings import Settings
+from fedc2i.flower.compat import ENVIRONMENT
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+os.environ.update({**ENVIRONMENT, **os.environ})
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
@@ -43,12 +43,12 @@ from fedc2i.flower.enrolment import wait_for_sites
 from fedc2i.flower.messages import Task
 from fedc2i.flower.site import Assignment, expected_upload
 
-was_interrupted = False  # threads of Flower's may then never end
+was_interrupted = False  # if True, some of Flower's threads may never end
 
 
 @dataclass(frozen=True)
 class _World:
-    """What every process of the simulation needs; it travels once to each."""
+    """What every process of the simulation needs; it is sent once to each."""
 
     method: Method
     model: Model
@@ -70,39 +70,47 @@ def federate(
     on_client: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Runs one federation with every seed, one after the other; arguments as for the in-process engine.
+    """Runs one federation with every seed, one after the other; arguments as for the simulator's `federate`.
 
-    The clients' models stay with the virtual sites; only reports come back.
+    The models stay with the virtual sites; only reports come back.
 
     Args:
         policy: how long to wait for whom, and how models travel.
         device: where sites compute.
-        ray_address: of a cluster that is running, ``auto`` for the one of this machine; none starts one here.
-        say: takes one line for a person.
+        ray_address: of a running cluster, ``auto`` for the one on this machine; None starts one here.
+        say: takes one line for the log.
     """
     check(method, model, federation, settings)
     stop = threading.Event()
     with _ray(ray_address):
         seen = _World(method, model, federation, settings, torch.device(device))
-        world = ray.put(cloudpickle.dumps(seen))  # ours can also send what a user's own file defines
+        world = ray.put(cloudpickle.dumps(seen))  # Ray's own pickle cannot send classes from a user's file
         server = ServerApp()
 
         @server.main()
         def main(grid: Any, context: Context) -> None:
-            fleet = SiteConnections(_Stoppable(grid, stop), say, ttl=2 * policy.deadline + 60)
+            connections = SiteConnections(_Stoppable(grid, stop), say, ttl=2 * policy.deadline + 60)
             count = len(federation.clients)
-            wait_for_sites(fleet, federation.names, count, count, policy.deadline, lambda line: None, policy.poll)
+            wait_for_sites(connections, federation.names, count, count, policy.deadline, lambda line: None, policy.poll)
             samples = {client.name: len(client.train) for client in federation.clients}
             for seed in seeds:
                 recipe = RunContext(method, model, settings.training, settings.rounds, seed)
                 work, classes = Assignment(recipe, settings), len(federation.classes)
                 expected = expected_upload(work, federation.clients[0], classes)
 
-                def said(line: str, seed: int = seed) -> None:
+                def say_seed(line: str, seed: int = seed) -> None:
                     say(f"seed {seed}, {line}")
 
                 run = Coordinator(
-                    fleet, samples, work, expected, classes, policy, f"seed{seed}", say=said, on_client=on_client
+                    connections,
+                    samples,
+                    work,
+                    expected,
+                    classes,
+                    policy,
+                    f"seed{seed}",
+                    say=say_seed,
+                    on_client=on_client,
                 )
                 for report in run.rounds():
                     if on_round is not None:
@@ -124,7 +132,7 @@ def federate(
 
 
 class _Stoppable:
-    """A grid that ends the server's thread when the main one was interrupted."""
+    """A grid that ends the server's thread when the main thread was interrupted."""
 
     def __init__(self, grid: Grid, stop: threading.Event) -> None:
         self._grid, self._stop = grid, stop
@@ -144,10 +152,10 @@ class _Stoppable:
         return self._grid
 
 
-_worlds: dict[str, _World] = {}  # in each of Ray's processes, the one that is simulated
+_worlds: dict[str, _World] = {}  # in each of Ray's processes, at most one
 
 
-def _see(world: Any) -> _World:
+def _load(world: Any) -> _World:
     if world.hex() not in _worlds:
         _worlds.clear()
         _worlds[world.hex()] = cloudpickle.loads(ray.get(world))
@@ -156,7 +164,7 @@ def _see(world: Any) -> _World:
 
 def _home(world: Any) -> Callable[[Context], message_handlers.Home]:
     def find(context: Context) -> message_handlers.Home:
-        own, number = _see(world), int(context.node_config["partition-id"])
+        own, number = _load(world), int(context.node_config["partition-id"])
         return message_handlers.Home(own.federation.clients[number], own.federation.classes, device=own.device)
 
     return find
@@ -164,7 +172,7 @@ def _home(world: Any) -> Callable[[Context], message_handlers.Home]:
 
 def _assignment(world: Any) -> Callable[[Task], tuple[Assignment, tuple[str, ...]]]:
     def find(task: Task) -> tuple[Assignment, tuple[str, ...]]:
-        own, seed = _see(world), int(task.run.removeprefix("seed"))
+        own, seed = _load(world), int(task.run.removeprefix("seed"))
         attackers = attacks.parse(own.settings.attack, own.federation.names, seed)
         recipe = RunContext(own.method, own.model, own.settings.training, own.settings.rounds, seed, attackers)
         return Assignment(recipe, own.settings), own.federation.classes
@@ -173,7 +181,7 @@ def _assignment(world: Any) -> Callable[[Task], tuple[Assignment, tuple[str, ...
 
 
 def _reach(address: str | None) -> None:
-    """Refuses an address where nobody listens; Ray itself would try for minutes."""
+    """Raises a `UserError` if nobody listens there; Ray itself would try for minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if not colon:
         return
@@ -185,17 +193,17 @@ def _reach(address: str | None) -> None:
 
 @contextmanager
 def _ray(address: str | None) -> Iterator[None]:
-    """Ray for the time of a run, started here or joined; Flower's and Ray's own lines are kept off the screen."""
+    """Starts or joins Ray for the time of a run, and silences Flower's and Ray's own log."""
     _reach(address)
     flower = logging.getLogger("flwr")
     before = flower.level
-    flower.setLevel(logging.CRITICAL)  # what goes wrong at a site comes back as an answer, and is said in a line
+    flower.setLevel(logging.CRITICAL)  # errors of a site come back as answers, and are logged from there
     here = {"address": "local", "num_cpus": cores()}  # also beside a cluster that runs already
     arguments: dict[str, Any] = here if address is None else {"address": address}
     try:
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **arguments)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UserError(f"Ray at '{address or 'this machine'}': {' '.join(str(error).split())[:300]}") from None
+        raise UserError(f"Ray at '{address or 'this machine'}': {one_line(error, 300)}") from None
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A site's part of a round: the plain client of the in-process engine, with a message on either side."""
+"""A site's work in a round: the simulator's `LocalClient`, between a task and an answer."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from fedc2i.flower.site_memory import Memory
 
 @dataclass(frozen=True)
 class Assignment:
-    """What all sites of a run do: the recipe, and how it is run."""
+    """What all sites of a run do: the recipe and its settings."""
 
     recipe: RunContext
     settings: Settings
 
 
 def fingerprint(params: Params) -> str:
-    """Names, shapes and types of a model, in twelve digits: models that can work together have the same."""
+    """Twelve digits that are equal for models with the same names, shapes and types of tensors."""
     described = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in sorted(params.items())]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:12]
 
 
 def expected_upload(assignment: Assignment, client: Client, classes: int) -> Params:
-    """An upload of the right names, shapes and types, from a few images of the run's size; its numbers mean nothing."""
+    """An upload with the names, shapes and types that the coordinator expects; its values have no meaning."""
     recipe = assignment.recipe
     own = LocalClient(recipe, ClientData.place(client, classes, torch.device("cpu")))
     first = recipe.first_model(client.name, assignment.settings.init)
@@ -44,15 +44,15 @@ def expected_upload(assignment: Assignment, client: Client, classes: int) -> Par
 def perform(
     task: Task, received: Params, assignment: Assignment, data: ClientData, memory: Memory, secret: bytes = b""
 ) -> Answer:
-    """Does what a task asks, and remembers the trained model.
+    """Does a task, and keeps the trained model.
 
     Args:
         task: what to do.
-        received: what the exchange brought.
+        received: tensors from the last exchange.
         assignment: the run.
-        data: the site's own.
-        memory: where its models lie; the round that is trained starts from the latest one before it.
-        secret: the site's key for noise, if the run asks for some; none: it follows from the run's seed.
+        data: of the site.
+        memory: the site's models; a round starts from the latest one before it.
+        secret: the site's key for noise; if empty, noise follows from the run's seed.
     """
     recipe, device = assignment.recipe, data.counts.device
     client = LocalClient(recipe, data)
@@ -77,7 +77,7 @@ def perform(
             memory.save(task.round, own)
         if task.score_trained:
             metrics["trained"] = client.evaluate(own, received, task.position, task.round)
-    if task.exchange and not task.train and not task.score_trained:  # the last exchange, as far as one knows
+    if task.exchange and not task.train and not task.score_trained:  # the last exchange
         memory.finish({"received": start, "trained": own})
-    told = {} if assignment.settings.noise else report  # what a client measured of others, noise does not cover
+    told = {} if assignment.settings.noise else report  # noise does not protect what a client measured of others
     return Answer(upload, told, metrics)

@@ -1,7 +1,7 @@
-"""What a site keeps between rounds: its own model, which never leaves it as a whole.
+"""The models that a site keeps between rounds.
 
-The last three are kept: when the coordinator was killed and does a round again, perhaps from the older one of its two
-checkpoints, a site must start from the model that it had before that round.
+The last three are kept: after a crash the coordinator may repeat a round from the older one of its two checkpoints, and
+the site must then start from the model that it had before that round.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Memory(Protocol):
     """A site's own models of one run, by the round they were trained in."""
 
     def load(self, before: int) -> Params | None:
-        """The latest model of a round before ``before``, if there is one."""
+        """The latest model from before the round ``before``, if there is one."""
         ...
 
     def save(self, round: int, params: Params) -> None:
@@ -42,22 +42,22 @@ class Memory(Protocol):
 
 
 def _outdated(rounds: list[int], last: int) -> list[int]:
-    """All but the last three; later ones than the last are of a course of the run that was given up."""
+    """All but the last three; rounds after the last one are from before a crash, and are repeated."""
     kept = sorted(number for number in rounds if number <= last)[-KEPT:]
     return [number for number in rounds if number not in kept]
 
 
 class FolderMemory:
-    """In files, so that nothing is lost when the site's machine restarts."""
+    """Models in files, which outlast a restart of the site's machine."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        """In a folder of the run's own inside ``folder``."""
+        """Files go to a subfolder with the run's name."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
             raise UserError(f"'{run[:100]}' cannot name a run; allowed are letters, digits, '.', '_' and '-'")
         self._folder = folder / run
 
     def load(self, before: int) -> Params | None:
-        """The latest readable model before the round; a damaged file counts as absent."""
+        """The latest readable model before the round; damaged files are skipped."""
         for number in sorted((number for number in self._rounds() if number < before), reverse=True):
             try:
                 return load(self._path(number).read_bytes())
@@ -66,7 +66,7 @@ class FolderMemory:
         return None
 
     def save(self, round: int, params: Params) -> None:
-        """Writes beside and renames; older ones than the last three go."""
+        """Writes the model, and deletes all but the last three."""
         write_atomically(self._path(round), to_bytes(params))
         for number in _outdated(self._rounds(), round):
             self._path(number).unlink(missing_ok=True)
@@ -85,7 +85,7 @@ class FolderMemory:
 
 
 class ContextMemory:
-    """In the state that Flower keeps for a node; it lasts as long as the node does, which is enough in a simulation."""
+    """Models in Flower's state of a node, which is lost with the node; this is enough for a simulation."""
 
     def __init__(self, state: RecordDict, run: str) -> None:
         self._state, self._prefix = state, f"{run}."
@@ -102,7 +102,7 @@ class ContextMemory:
             del self._state[f"{self._prefix}{number}"]
 
     def finish(self, models: Mapping[Point, Params]) -> None:
-        """Nobody will ask for them."""
+        """Keeps nothing: nobody reads them in a simulation."""
 
     def _rounds(self) -> list[int]:
         own = [name.removeprefix(self._prefix) for name in self._state if name.startswith(self._prefix)]

@@ -1,7 +1,7 @@
-"""Tensors as a Flower record: all that have one type travel as one flat array, described by a small header.
+"""Tensors as a Flower record: all tensors of one type travel as one flat array, described by a small header.
 
-A message of few large arrays costs Flower much less than one of many small ones. What arrives is checked before it is
-used: a header that does not fit its arrays is refused, and nothing in it is ever executed.
+Flower handles few large arrays much faster than many small ones. A record that arrives is checked before it is used: a
+header that does not fit its arrays is rejected, and nothing in it is ever executed.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _TYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
 }
-_NOT_OURS = (
+_INVALID = (
     ValueError,
     KeyError,
     TypeError,
     AttributeError,
     OverflowError,
     SyntaxError,
-    RuntimeError,  # of torch, for a shape of nothing by very much; and where JSON is nested too deep
-    MemoryError,  # of Python's parser, which numpy reads an array's header with
+    RuntimeError,  # from torch for a huge shape without elements, and for JSON that is nested too deep
+    MemoryError,  # from Python's parser, with which numpy reads an array's header
     tokenize.TokenError,
 )
 
 
 def pack(tensors: Params, half: bool = False) -> ArrayRecord:
-    """Tensors as one record; ``half`` sends float32 as float16, but for those with numbers too large or all too small.
+    """Tensors as one record; ``half`` sends float32 as float16, unless a tensor does not fit.
 
-    A gradient of 1e-8 would be lost in float16; a weight of that size beside weights of 0.1 may be.
+    A tensor does not fit if a value is too large, or if all are small: float16 would lose a gradient of 1e-8.
     """
     header: list[Any] = []
     parts: dict[str, list[Any]] = {}
@@ -73,14 +73,14 @@ def unpack(record: Any) -> Params:
     """The tensors of a record that `pack` made.
 
     Raises:
-        UserError: if it is not such a record.
+        UserError: for any other record.
     """
     try:
         described = _flat(record[HEADER], np.uint8)
         if len(described) > MOST_HEADER:
             raise ValueError("its header is too long")
         if not record.keys() <= {HEADER, *_TYPES}:
-            raise ValueError("it holds more than its header says")
+            raise ValueError("it holds more than its header describes")
         arrays = {name: _flat(array, name) for name, array in record.items() if name != HEADER}
         tensors: Params = {}
         used = dict.fromkeys(arrays, 0)
@@ -95,8 +95,8 @@ def unpack(record: Any) -> Params:
             used[travels] = high
             tensors[name] = torch.from_numpy(flat[low:high].copy()).reshape(shape).to(_TYPES[stays])
         if any(used[name] != len(flat) for name, flat in arrays.items()):
-            raise ValueError("it holds more than its header says")
-    except _NOT_OURS as error:
+            raise ValueError("it holds more than its header describes")
+    except _INVALID as error:
         raise UserError(f"not a record of tensors ({type(error).__name__}: {one_line(error)})") from None
     return tensors
 
@@ -107,19 +107,19 @@ def _is_shape(shape: Any) -> bool:
 
 
 def _flat(array: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """The numbers of an array; numpy's own reader would first make room for as many as the bytes claim to be."""
+    """The numbers of an array; numpy's own reader would first allocate memory for the shape in the bytes."""
     file = io.BytesIO(array.data)
     if npy.read_magic(file) != (1, 0):
-        raise ValueError("an array of another format")
+        raise ValueError("an array in another format")
     shape, _, found = npy.read_array_header_1_0(file)
     if found != np.dtype(dtype):
         raise ValueError(f"an array of {found} in place of {np.dtype(dtype)}")
     flat = np.frombuffer(array.data, found, offset=file.tell())
     if shape != flat.shape:
-        raise ValueError(f"an array that says it is {shape}, and has {flat.size} numbers")
+        raise ValueError(f"an array with shape {shape} and {flat.size} numbers")
     return flat
 
 
 def size(record: ArrayRecord) -> int:
-    """How many bytes of tensors travel."""
+    """The number of bytes of a record's tensors."""
     return sum(len(array.data) for array in record.values())

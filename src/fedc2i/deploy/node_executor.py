@@ -1,0 +1,81 @@
+"""The program that a site runs for `SuperNode`: Flower's SuperNode, and an executor that forks for each message.
+
+Flower starts a new Python for every message, which imports Flower, torch and the app: three seconds and more. Here an
+executor process imports them once and forks for each message, so every message still has a process of its own. The
+executor proves to the SuperNode that it belongs to it, by a secret that never leaves the two processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedc2i.deploy.addresses import LOOPBACK
+from fedc2i.flower import compat
+
+_DEATH_SIGNAL = 1  # of prctl
+
+
+def _die_with_parent() -> None:
+    """The kernel ends this process when the one that started it ends (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+
+
+def _fork(work: Callable[[], None]) -> None:
+    """Does the work for a message in a copy of this process, with all its imports."""
+    if os.fork():
+        return
+    code = 1
+    try:
+        _die_with_parent()
+        work()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(words: Sequence[str]) -> None:
+    """Starts the executor and becomes the SuperNode; ends when either ends."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--poll", type=float, default=1.0, help="seconds between questions for work")
+    parser.add_argument("--preload", default="", help="modules to import once, with commas between them")
+    parser.add_argument("--port", required=True, help="of the SuperNode's interface to the executor")
+    own, others = parser.parse_known_args(words)
+    secret = secrets.token_bytes(32)
+    executor = os.fork()
+    if executor == 0:
+        try:
+            _die_with_parent()
+            preload = list(filter(None, own.preload.split(",")))
+            compat.run_executor(f"{LOOPBACK}:{own.port}", secret, preload, _fork)
+        finally:
+            os._exit(1)
+
+    def notice(*_: Any) -> None:
+        if os.waitpid(executor, os.WNOHANG)[0]:
+            print("the executor of the site's own code ended unexpectedly", file=sys.stderr, flush=True)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGCHLD, notice)
+    reading, writing = os.pipe()
+    os.write(writing, secret)
+    os.close(writing)
+    others += ["--host", LOOPBACK, "--port", own.port]
+    others += ["--isolation", "process", "--superexec-auth-secret-file", f"/dev/fd/{reading}"]
+    compat.run_supernode(others, own.poll)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,245 @@
+"""Everything that depends on Flower's internals: what this package calls, patches or reads there.
+
+Flower promises stability only for its public modules, and the rest changes with every version. No other module may
+import it. This one is written for one version, `SUPPORTED`; for a new version, read it top to bottom, change it, and
+run ``tests/flower/test_compat.py`` and ``tests/deploy``. Flower is imported inside functions, as it is optional.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from fedc2i.core.errors import UserError, one_line
+
+SUPPORTED = "1.41.0"
+PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation")  # what other modules may import
+ENVIRONMENT = {  # for every process that runs Flower
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else it installs packages from the internet
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; by default a second is lost with every message
+}
+
+
+# Error codes and log lines
+
+_LOST = (3, 4, 5)  # codes of a message that did not arrive, in either direction
+_ERRORS = {
+    1: "its Flower App could not be loaded; is fedc2i installed there?",
+    2: "its program failed",
+    3: "the message was lost",
+    4: "it did not answer in time",
+    5: "its connection was lost",
+    7: "it rejected the Flower App",
+    8: "its program crashed",
+}
+_REJECTED = 305  # exit code of a node that the SuperLink rejects
+
+
+def is_lost(error: Any) -> bool:
+    """Whether an error reply only says that a message was lost, so that it can be sent again."""
+    return error.code in _LOST
+
+
+def explain(error: Any) -> str:
+    """An error reply in words, with Flower's own reason where that adds something."""
+    words = _ERRORS.get(error.code, f"error {error.code}")
+    reason = one_line(error.reason or "", 300)
+    return f"{words} ({reason})" if reason and error.code not in _LOST else words
+
+
+def node_id(log: str) -> int | None:
+    """A SuperNode's number from its log; None until the SuperLink has accepted it."""
+    found = re.findall(r"SuperNode ID: (\d+)", log)
+    return int(found[-1]) if found else None
+
+
+def rejection(log: str) -> str | None:
+    """Why the SuperLink rejected a SuperNode, from its log; None if it did not."""
+    lines = log.splitlines()
+    at = [number for number, line in enumerate(lines) if f"Exit Code: {_REJECTED}" in line]
+    if not at:
+        return None
+    reason = [line.strip() for line in lines[at[-1] + 1 : at[-1] + 4] if "Failed to initialize" not in line]
+    return " ".join(filter(None, reason))
+
+
+# The SuperLink
+
+
+def run_superlink(gate: Any, words: Sequence[str]) -> None:
+    """Runs ``flower-superlink`` with an ASGI middleware as its outermost layer."""
+    import uvicorn
+    from flwr.superlink import extensions
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+    from starlette.middleware import Middleware
+
+    extensions.get_middleware = lambda: (Middleware(gate),)
+    from flwr.superlink import main as superlink  # reads the line above
+
+    layers: list[Any] = [layer.cls for layer in superlink._get_middleware()]
+    if gate not in layers:
+        sys.exit(f"this version of Flower has no place for the gate; flwr {SUPPORTED} is needed")
+    # By default it waits for sites to hang up, and trusts X-Forwarded-For from callers on this machine.
+    uvicorn.run = partial(uvicorn.run, timeout_graceful_shutdown=2, proxy_headers=False)
+    sys.argv = ["flower-superlink", *words]
+    flower_superlink()
+
+
+# The SuperNode and the processes of its app
+
+
+class _Clock:
+    """Replaces the module ``time`` in the SuperNode's loop, to poll more often than every three seconds."""
+
+    def __init__(self, poll: float) -> None:
+        self._poll = poll
+
+    def sleep(self, seconds: float) -> None:
+        """Pauses of a second and more are between questions to the SuperLink, shorter ones wait for the app."""
+        time.sleep(self._poll if seconds >= 1 else 0.05)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def run_supernode(words: Sequence[str], poll: float) -> None:
+    """Runs ``flower-supernode``, which asks for work every ``poll`` seconds."""
+    poll_objects(0.1)
+    loop = importlib.import_module("flwr.supernode.start_client_internal")
+    loop.time = _Clock(poll)  # type: ignore[attr-defined]
+    sys.argv = ["flower-supernode", *words]
+    importlib.import_module("flwr.supernode.cli.flower_supernode").flower_supernode()
+
+
+def poll_objects(seconds: float) -> None:
+    """Sets the pause before asking again for parts of a message, which often arrive just after it; Flower's is 1 s."""
+    pull = importlib.import_module("flwr.supercore.inflatable.inflatable_utils").pull_objects
+    pull.__kwdefaults__["initial_backoff"] = seconds
+
+
+class _Executor:
+    """Flower's executor protocol: calls ``launch`` with the work for each message."""
+
+    def __init__(self, launch: Callable[[Callable[[], None]], None]) -> None:
+        self._launch = launch
+
+    def get_eligible_capacity(self, supported_task_types: set[Any], **_: Any) -> tuple[set[Any], set[str]]:
+        """Takes messages for a client app, and nothing else."""
+        return {kind for kind in supported_task_types if kind.value == "flwr-clientapp"}, set()
+
+    def wait_for_capacity(self, *_: Any, **__: Any) -> None:
+        """There is always capacity: the SuperNode handles one message at a time."""
+
+    def launch(self, spec: Any) -> Any:
+        """Starts the work for a message."""
+        from flwr.supercore.superexec.executor import LaunchResult
+
+        self._launch(partial(_run_app, spec))
+        return LaunchResult.accepted()
+
+    def reconcile(self) -> None:
+        """Collects the exit codes of processes that have ended."""
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    def close(self) -> None:
+        """The processes end with this one."""
+
+
+def _run_app(spec: Any) -> None:
+    from flwr.supercore.exit import exit_handler
+    from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+    exit_handler.registered_exit_handlers.clear()  # those of the executor
+    run_clientapp(spec.runtime_api_address, spec.token, spec.insecure)
+
+
+def run_executor(
+    address: str, secret: bytes, preload: Sequence[str], launch: Callable[[Callable[[], None]], None]
+) -> None:
+    """Takes messages from the SuperNode at ``address``; ``launch`` runs the work for each in a process of its own."""
+    loop = importlib.import_module("flwr.supercore.superexec.run_superexec")
+    for name in ("flwr.supernode.runtime.run_clientapp", *preload):
+        importlib.import_module(name)
+    loop.get_executor = lambda *_, **__: _Executor(launch)  # type: ignore[attr-defined]
+    loop.run_superexec(address, insecure=True, superexec_auth_secret=secret)
+
+
+# The SuperLink's control interface
+
+
+class ControlClient:
+    """Calls what is behind Flower's ``flwr`` command, without the seconds that starting this command takes."""
+
+    def __init__(self, address: str, ca: Path) -> None:
+        self.address, self._ca = address, ca
+
+    @cached_property
+    def _client(self) -> Any:
+        from flwr.supercore.control import ControlHttpClient
+        from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        return ControlHttpClient.from_server_address(self.address, False, self._ca.read_bytes(), [version])
+
+    def call(self, method: str, **fields: Any) -> Any:
+        """One call, for example ``ListNodes``.
+
+        Raises:
+            UserError: if the SuperLink refuses it or does not answer.
+        """
+        import httpx
+        from flwr.proto import control_pb2
+
+        try:
+            return getattr(self._client, method)(getattr(control_pb2, f"{method}Request")(**fields))
+        except httpx.HTTPStatusError as error:
+            raise UserError(f"the SuperLink at {self.address} refused {method}: {_reason(error)}") from None
+        except httpx.TransportError as error:
+            raise UserError(f"the SuperLink at {self.address} does not answer: {error}") from None
+
+    def start_run(self, app: Path, config: Mapping[str, bool | int | float | str]) -> int:
+        """Starts the Flower App in a folder, and returns the run's number.
+
+        Raises:
+            UserError: if the folder holds no valid app, or the SuperLink rejects the run.
+        """
+        from flwr.cli.build import build_fab_from_disk
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.supercore.fab import Fab
+
+        try:
+            content = bytes(build_fab_from_disk(app))
+        except Exception as error:  # Flower raises several kinds, some of click
+            raise UserError(f"{app}: not a valid Flower App: {one_line(error) or type(error).__name__}") from None
+        fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
+        reply = self.call("StartRun", fab=fab, override_config=user_config_to_proto(dict(config)))
+        if not reply.HasField("run_id"):
+            raise UserError(f"the SuperLink started no run: {reply.note or 'it gave no reason'}")
+        return int(reply.run_id)
+
+    def close(self) -> None:
+        """Closes the connection; the next call opens another."""
+        if "_client" in self.__dict__:
+            self.__dict__.pop("_client").close()
+
+
+def _reason(error: Any) -> str:
+    from flwr.supercore.error import FlowerError
+
+    known = FlowerError.from_json(error.response.text)
+    if known is None:
+        return f"HTTP {error.response.status_code} {error.response.text[:200]}".strip()
+    return " ".join(filter(None, (f"{known.message}", known.public_details))).replace("\n", " ")
