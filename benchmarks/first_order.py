@@ -22,7 +22,9 @@ from torch import Tensor
 import fedc2i
 from fedc2i.core.params import Params, select
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.methods.math.influence import first_order_changes, influence, sharp_cross_entropy
+from fedc2i.methods.fedc2i_ablation import FedC2IClient
+from fedc2i.methods.math.first_order import first_order_changes
+from fedc2i.methods.math.influence import influence, sharp_cross_entropy
 
 FORMS = {
     "equal": "equal weights",
@@ -41,7 +43,7 @@ class Measured(FedC2I):
 
     def personalise(self, own: Params, batch: fedc2i.Batch, site: fedc2i.Site) -> tuple[Params, Mapping[str, Tensor]]:
         """The exact start; in place of the usual diagnostics, λ in every form."""
-        vector_only = FedC2I(gamma=self.gamma, variant="client")
+        vector_only = FedC2IClient(gamma=self.gamma)
         began = time.perf_counter()
         _, exact = vector_only.personalise(own, batch, site)
         between = time.perf_counter()

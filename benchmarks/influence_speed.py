@@ -18,10 +18,12 @@ from benchmarks.effort import Effort
 from benchmarks.loop import LeNet5
 from benchmarks.report import clock, show
 from benchmarks.rounds import threads
-from fedc2i.core.params import Params, Stacked, relay, row, select, stack
+from fedc2i.core.params import Params, Stacked, row, select, stack
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.methods.math.influence import class_losses_of_heads, client_losses, first_order_losses, sharp_cross_entropy
+from fedc2i.methods.math.first_order import first_order_losses
+from fedc2i.methods.math.influence import class_losses, client_losses, sharp_cross_entropy
+from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, scale
 from fedc2i.models.named import build
 from fedc2i.training.local import Batch
@@ -89,7 +91,7 @@ def our_class_losses(case: Case) -> Tensor:
     model, own, batch = case.model, case.own, case.batch
     features = model.features(own, batch.x)
     weight, bias = model.split_head(case.peers)
-    return class_losses_of_heads(model.head(own, features), features, weight, bias, batch.y, batch.w, case.valid)
+    return class_losses(model.head(own, features), features, weight, bias, batch.y, batch.w, case.valid)
 
 
 @torch.no_grad()

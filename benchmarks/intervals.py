@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from fedc2i.analysis.bootstrap import draw_weights, interval, resample
-from fedc2i.core.params import Stacked, floating, relay, row
+from fedc2i.core.params import Stacked, floating, row
 from fedc2i.engine.client import ClientData
 from fedc2i.methods.base import Site
+from fedc2i.methods.messages import relay
 from fedc2i.runs.plan import Plan
 from fedc2i.runs.reopen import read_models, reopen
 

@@ -16,7 +16,7 @@ from benchmarks.effort import Blocks, Effort
 from benchmarks.loop import LeNet5, fedavg
 from benchmarks.report import clock, show, summary
 from benchmarks.workload import Tensors, as_tensors, make_federation
-from fedc2i.core.params import relay, stack
+from fedc2i.core.params import stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.base import ClientBatch
@@ -28,6 +28,7 @@ from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Download, Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.messages import relay
 from fedc2i.models.named import build
 from fedc2i.training.local import Training
 

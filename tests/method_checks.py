@@ -22,7 +22,8 @@ from fedc2i.training.local import Training
 CPU = torch.device("cpu")
 TRAINING = Training(batch_size=5, lr=0.01)
 SIZES = (12, 20, 7, 9)
-PRESETS = ("fedc2i.methods.plus", "fedc2i.methods.fedc2i_many")  # other defaults of methods that are tested themselves
+# Other defaults, or less, of methods that are tested themselves.
+PRESETS = ("fedc2i.methods.plus", "fedc2i.methods.fedc2i_ablation")
 OF_THEIR_OWN = sorted(name for name, kind in Method.registry.items() if kind.__module__ not in PRESETS)
 
 

@@ -15,11 +15,14 @@ import fedc2i
 from fedc2i.analysis.bootstrap import Interval, draw_weights, interval, resample
 from fedc2i.analysis.influence_intervals import FILE, Influence, intervals, measure
 from fedc2i.core.errors import UserError
-from fedc2i.core.params import Stacked, relay, row, stack
+from fedc2i.core.params import Stacked, row, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.fedc2i_ablation import FedC2IClient
+from fedc2i.methods.fedc2i_many import FedC2IMany
+from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.training.local import Batch
@@ -61,8 +64,8 @@ def _models(model: Model, count: int) -> Stacked:
     "method",
     [
         FedC2I(),
-        FedC2I(gamma="perplexity(2)", missing="own", untrained_rows="exclude"),
-        FedC2I(own_weight="equal", class_features="aggregated", influence="first-order"),
+        FedC2I(gamma="perplexity(2)"),
+        FedC2IMany(gamma=5.0),
     ],
     ids=["default", "adaptive", "first-order"],
 )
@@ -71,8 +74,7 @@ def test_resampling_equals_measuring_on_drawn_samples(method: Method, federation
     models = {name: tensor.double() for name, tensor in _models(model, 3).items()}
     data = ClientData.place(federation.clients[1], len(federation.classes), torch.device("cpu"))
     own, batch = row(models, 1), data.train._replace(w=data.train.w.double())
-    received = relay({**models, "class_counts": torch.tensor([[4, 4, 4, 0], [5, 5, 5, 5], [2, 2, 2, 1]])})
-    site = Site(model, data.counts, torch.tensor(1), received, round=3, rounds=5)
+    site = Site(model, data.counts, torch.tensor(1), relay(models), round=3, rounds=5)
     weights = draw_weights(len(batch.y), DRAWS, torch.Generator().manual_seed(3)).double()
 
     def measured(w: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -90,8 +92,8 @@ def test_resampling_equals_measuring_on_drawn_samples(method: Method, federation
         assert found["influence_vector"].std(0).max() > 1e-4  # draws do differ
 
 
-def _plan(federation: Federation, model: Model, **options: object) -> Plan:
-    (plan,) = prepare(["fedc2i"], {"rounds": 1, "device": "cpu", **options}, federation, model)
+def _plan(federation: Federation, model: Model, method: str = "fedc2i", **options: object) -> Plan:
+    (plan,) = prepare([method], {"rounds": 1, "device": "cpu", **options}, federation, model)
     return plan
 
 
@@ -107,7 +109,7 @@ def test_equal_models_cannot_be_told_apart(make_federation: Callable[..., Federa
 
 
 def test_only_neighbours_are_measured(make_federation: Callable[..., Federation], model: Model) -> None:
-    plan = _plan(make_federation((6,) * 5), model, topology="ring", variant="client")
+    plan = _plan(make_federation((6,) * 5), model, "fedc2i-client", topology="ring")
     found = measure(plan, _models(model, 5), 0, 1, 6, 20, 0.95)
     near = torch.tensor([[(m - k) % 5 in (0, 1, 4) for k in range(5)] for m in range(5)])
     assert found.vector is not None
@@ -122,7 +124,7 @@ def test_what_the_server_would_leave_out_is_not_measured(
 ) -> None:
     models = _models(model, 4)
     huge = {name: torch.cat([tensor[:3], 1e6 * tensor[3:]]) for name, tensor in models.items()}
-    found = measure(_plan(make_federation((6,) * 4), model, variant="client"), huge, 0, 1, 6, 20, 0.95)
+    found = measure(_plan(make_federation((6,) * 4), model, "fedc2i-client"), huge, 0, 1, 6, 20, 0.95)
     assert found.vector is not None
     assert torch.equal(torch.isfinite(found.vector.estimate), (torch.arange(4) < 3).expand(4, 4))
     assert found.share.tolist() == pytest.approx([1 / 3] * 4)
@@ -160,7 +162,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(model: Model) -> No
     generator = torch.Generator().manual_seed(7)
     y = torch.randint(model.classes, (2000,), generator=generator)
     x = torch.randint(0, 100, (2000, 3, 16, 16), generator=generator) + 30 * y[:, None, None, None]
-    models, method = _models(model, 3), FedC2I(variant="client")
+    models, method = _models(model, 3), FedC2IClient()
     site = Site(model, torch.bincount(y), torch.tensor(0), relay(models))
     x = x / 127.5 - 1
 
@@ -227,10 +229,10 @@ def test_command_shows_marks_and_writes_the_file(run_folder: Path) -> None:
 
 
 def test_what_is_fixed_is_not_counted(tmp_path: Path, make_federation: Callable[..., Federation]) -> None:
-    """With own_weight=equal a client's own λ is 1/3 for all samples, and 6 of 9 are measured."""
+    """In fedc2i-many a client's own λ is 1/3 for all samples, and 6 of 9 are measured."""
     data = write_arrays(tmp_path / "data", make_federation((20, 20, 20)))
     settings = {"rounds": 1, "epochs": 1, "model": "lenet5", "device": "cpu"}
-    (plan,) = prepare(["fedc2i:own_weight=equal"], settings, data)
+    (plan,) = prepare(["fedc2i-many"], settings, data)
     plan.execute(tmp_path / "run")
     found = intervals(tmp_path / "run", draws=20)
     assert torch.equal(found.fixed(), torch.eye(3, dtype=torch.bool))

@@ -168,7 +168,7 @@ def test_a_run_over_site_folders_with_keys(tmp_path: Path, federation: Federatio
     assert kept == ["received.safetensors", *(f"round{n:06d}.safetensors" for n in (1, 2, 3)), "trained.safetensors"]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedproto", "fedc2i:gamma=ramp(4),missing=own"])
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedproto", "fedc2i:gamma=ramp(4),influence=first-order"])
 def test_methods_and_options_give_the_same_numbers(method: str, tmp_path: Path, federation: Federation) -> None:
     got = lead(grid_of(federation), job(tmp_path, method), lambda line: None)
     want = in_process(federation, method)

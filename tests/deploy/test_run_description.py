@@ -72,10 +72,10 @@ def test_every_method_is_understood(name: str) -> None:
 @pytest.mark.parametrize(
     ("method", "more"),
     [
-        ("fedc2i:gamma=2,missing=own", {}),
+        ("fedc2i:gamma=2,influence=first-order", {}),
         ("fedc2i:gamma=ramp(10)", {"gamma_class": "perplexity(1.5)"}),
         ("fedc2i:gamma=scaled(3)", {"influence_samples": "all"}),
-        ("fedc2i", {"top_k": 1, "variant": "client", "head": "own"}),
+        ("fedc2i-top-k", {"k": 1, "refresh": 3}),
         ("fedprox", {"mu": 0.01}),
         ("fedavg", {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4, "drop_last": True}),
         ("fedavg", {"epochs": 3, "batch_size": 7, "init": "independent", "clients_per_round": "50%"}),

@@ -33,12 +33,13 @@ from fedc2i.engine.settings import Settings
 from fedc2i.methods.base import Download, Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.fedc2i_top_k import FedC2ITopK
 from fedc2i.methods.fedproto import FedProto
 from fedc2i.methods.local import Local
 from fedc2i.models.model import Model
 from method_checks import CPU, TRAINING, place, run
 
-NOT_COVERED = ("fedproto", "fedpac", "fedic")  # class counts or flags
+NOT_COVERED = ("fedproto", "fedpac", "fedic", "fedc2i-top-k")  # class counts, flags or reports
 
 
 def no_noise(count: int) -> torch.Tensor:
@@ -291,8 +292,7 @@ def test_what_arrives_is_within_the_clip_of_what_was_sent(model: Model, federati
     [
         (FedProto(), "class_present"),
         (FedProto(weighting="counts", share_model=True), "class_counts"),
-        (FedC2I(untrained_rows="exclude"), "class_counts"),
-        (FedC2I(top_k=1), "influence_vector, influence_matrix"),
+        (FedC2ITopK(k=1), "influence_vector, influence_matrix"),
         *((Method.registry[name](), "do not cover") for name in NOT_COVERED),
     ],
     ids=lambda value: value.name if isinstance(value, Method) else "",

@@ -97,7 +97,7 @@ def test_seeds_that_have_ended_are_kept(
 def test_what_was_told_counts_in_the_upload_behind_an_interruption(
     tmp_path: Path, make_federation: Callable[..., Federation], model: Model
 ) -> None:
-    method, federation = Method.registry["fedc2i"](top_k=1), make_federation((12, 9, 7, 8))
+    method, federation = Method.registry["fedc2i-top-k"](k=1), make_federation((12, 9, 7, 8))
     assert_goes_on(tmp_path, method, model, federation, rounds=2)
     saved = checkpoint_file.load(tmp_path / "1")
     assert saved is not None

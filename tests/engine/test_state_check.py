@@ -131,7 +131,7 @@ def test_a_seed_goes_on_only_between_two_rounds(
     ("method", "part"),
     [
         *(("fedavg", part) for part in ("received", "mailbox")),
-        *(("fedc2i:top_k=1", part) for part in ("received", "server0/reports")),
+        *(("fedc2i-top-k:k=1", part) for part in ("received", "server0/reports")),
         ("pfedgraph", "server0/personal"),
     ],
 )

@@ -20,7 +20,7 @@ from fedc2i.engine.records import POINTS
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_many import FedC2IMany
-from fedc2i.methods.math.gamma import perplexity
+from fedc2i.methods.math.gamma import Gamma
 from fedc2i.report import study_many
 from fedc2i.report import study_many_tables as tables
 from fedc2i.report.study_many import GAMMAS
@@ -128,7 +128,7 @@ def test_results_are_measured_after_the_last_round() -> None:
     gammas = {0: [[1, 1, 1, 1], [2, 4, NAN, NAN]], 1: [[1, 1, 1, 1], [NAN] * 4]}
     accuracy = {0: [[10, 20, 30, 40], [50, 60, 70, 80]], 1: [[0, 0, 0, 0], [20, 30, 40, 50]]}
     seen: dict[str, Any] = {"influence_vector": vectors, "gamma": gammas}
-    row = Measured.of(made_up(federation, accuracy, method=FedC2I(gamma=perplexity(2)), influence=seen))
+    row = Measured.of(made_up(federation, accuracy, method=FedC2I(gamma=Gamma("perplexity(2)")), influence=seen))
     assert row.mass().tolist() == [0.5, 1.0]
     assert row.mass("itself").tolist() == [0.25, 1.0]
     assert row.mass("gamma").tolist() == [3.0, pytest.approx(NAN, nan_ok=True)]

@@ -316,7 +316,7 @@ def test_mistakes_end_in_a_line_before_any_run(more: tuple[str, str], message: s
 
 
 def test_methods_with_several_options_are_joined_by_semicolons(toy: str, tmp_path: Path) -> None:
-    answer = ask(toy, tmp_path / "out", "--methods", "fedavg;fedc2i:gamma=2.0,variant=client", "--attacks", "none")
+    answer = ask(toy, tmp_path / "out", "--methods", "fedavg;fedc2i:gamma=2.0,gamma_class=5", "--attacks", "none")
     assert answer.code == 0, answer.err
     files = json.loads(answer.out)["files"]
     assert [name.endswith("-weights.md") for name in files].count(True) == 1

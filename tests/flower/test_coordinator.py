@@ -34,6 +34,7 @@ from fedc2i.methods import registry
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.fedc2i_top_k import FedC2ITopK
 from fedc2i.models.model import Model
 from fedc2i.training.local import Training
 
@@ -230,7 +231,7 @@ def test_a_report_of_another_shape_is_dropped(model: Model, federation: Federati
     assert np.isfinite(vector[[0, 2]]).all()
 
 
-@pytest.mark.parametrize("method", [FedC2I(), FedC2I(top_k=1)], ids=["all", "top_k"])  # the latter's server reads them
+@pytest.mark.parametrize("method", [FedC2I(), FedC2ITopK(k=1)], ids=["all", "top_k"])  # the latter's server reads them
 @pytest.mark.parametrize("shape", [(), (4,), (3, 4)], ids=str)
 def test_a_report_in_a_form_that_others_do_not_use_is_dropped(
     shape: tuple[int, ...], method: Method, model: Model, federation: Federation
@@ -400,7 +401,7 @@ def test_resumed_after_any_round_it_ends_with_the_same_numbers(
     name: str, settings: dict[str, Any], model: Model, make_federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
     federation = make_federation(sizes=(12, 9, 7), validation=4)
-    method = FedC2I(top_k=1, refresh=3) if name == "fedc2i-top" else registry.get(name)()
+    method = FedC2ITopK(k=1, refresh=3) if name == "fedc2i-top" else registry.get(name)()
     chosen = Settings(5, training=TRAINING, executor="looped", **settings)
     want = Stage(method, model, federation, chosen).run()
     for killed in (1, 2, 4):
@@ -493,7 +494,7 @@ def test_a_report_of_an_impossible_shape_is_dropped(
     shape: tuple[int, ...], topology: str, model: Model, make_federation: Callable[..., Federation]
 ) -> None:
     federation = make_federation(sizes=(5, 6, 7, 8, 9))
-    stage = Stage(FedC2I(top_k=1), model, federation, Settings(3, training=TRAINING, topology=topology))
+    stage = Stage(FedC2ITopK(k=1), model, federation, Settings(3, training=TRAINING, topology=topology))
 
     def spoil(reply: Message) -> Message:
         if "upload" not in reply.content:

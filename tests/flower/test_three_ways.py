@@ -21,6 +21,7 @@ from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.fedproto import FedProto
 from fedc2i.models.model import Model
 from fedc2i.training.local import Training
 from oracles import assert_same_model
@@ -39,7 +40,7 @@ METHODS = [
     FedAvg(),
     FedAvg(weighting="samples"),
     FedC2I(),
-    FedC2I(untrained_rows="exclude", class_features="aggregated"),
+    FedProto(weighting="counts"),
 ]
 Route = Callable[[Message], Message]
 

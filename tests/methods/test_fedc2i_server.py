@@ -14,18 +14,24 @@ from torch.testing import assert_close
 
 import fedc2i
 from fedc2i.core.errors import UserError
-from fedc2i.core.params import Params, relay, row, size_in_bytes, stack
+from fedc2i.core.params import Params, row, size_in_bytes, stack, unprefixed
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import LocalClient, RunContext
 from fedc2i.engine.executors.workers import pool
+from fedc2i.methods import fedc2i_server
 from fedc2i.methods.base import Download, Probe, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.methods.fedc2i_server import FedC2IServer
+from fedc2i.methods.fedc2i_server import (
+    NOT_MEASURED,
+    FedC2IServer,
+    body_statement,
+    head_rows,
+    row_statement,
+    stated_losses,
+)
 from fedc2i.methods.local import Local
-from fedc2i.methods.math import first_order
-from fedc2i.methods.math.first_order import NOT_MEASURED, body_statement, head_rows, row_statement, stated_losses
-from fedc2i.methods.math.tags import tagged
+from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, scale, split
 from fedc2i.models.named import build
 from fedc2i.training.local import Batch, Training
@@ -160,7 +166,7 @@ def test_a_few_samples_at_a_time_make_no_difference(
     model = in_double(model)
     models = [model.init(0, m) for m in range(4)]
     whole = answer(FedC2IServer(), model, four, models)
-    monkeypatch.setattr(first_order, "AT_ONCE", 5)
+    monkeypatch.setattr(fedc2i_server, "AT_ONCE", 5)
     parts = answer(FedC2IServer(), model, four, models)
     assert_same_model(parts.personal, whole.personal, rtol=1e-9)
 
@@ -385,7 +391,7 @@ class Both(FedC2IServer):
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, dict[str, torch.Tensor]]:
         start, told = super().personalise(own, batch, site)
-        _, exact = FedC2I().personalise(own, batch, replace(site, received=tagged(site.received, "peers/")))
+        _, exact = FedC2I().personalise(own, batch, replace(site, received=unprefixed("peers/", site.received)))
         return start, {**told, **{f"exact_{key}": value for key, value in exact.items()}}
 
 

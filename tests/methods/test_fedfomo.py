@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from fedc2i.core.errors import UserError
-from fedc2i.core.params import VALID, Params, relay, select, stack
+from fedc2i.core.params import Params, select, stack
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Probe, Site, Uploads
 from fedc2i.methods.fedfomo import FedFomo, first_order_gains
 from fedc2i.methods.local import Local
+from fedc2i.methods.messages import VALID, relay
 from fedc2i.models.model import Model, scale
 from fedc2i.training.local import Batch
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, place, run, upload

@@ -77,7 +77,7 @@ def test_a_class_of_one_client_and_a_class_a_client_lacks(uploads: Uploads) -> N
     have = [0, 2, 3, 4]
     mean = torch.einsum("k,kd->d", COUNTS[have, 1] / COUNTS[have, 1].sum(), sent["prototypes"][have, 1])
     torch.testing.assert_close(download.personal["prototypes"][1, 1], mean)
-    assert download.shared["known"].tolist() == [True, True, True]
+    assert download.personal["known"].tolist() == [[True, True, True]] * 5
 
 
 def test_a_class_that_nobody_has_is_not_known(uploads: Uploads) -> None:
@@ -85,7 +85,7 @@ def test_a_class_that_nobody_has_is_not_known(uploads: Uploads) -> None:
     counts[4, 2] = 0
     uploads.tensors["class_counts"] = counts
     download = exchanged(uploads)
-    assert download.shared["known"].tolist() == [True, True, False]
+    assert download.personal["known"][0].tolist() == [True, True, False]
     assert torch.equal(download.personal["fc.weight"][:, 2], uploads.tensors["head/fc.weight"][:, 2])
     assert all(torch.isfinite(rows).all() for rows in download.personal.values())
 

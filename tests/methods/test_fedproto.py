@@ -13,8 +13,9 @@ from fedc2i.core.params import Params, select, stack
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Uploads
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.methods.fedproto import FedProto
+from fedc2i.methods.fedproto import FedProto, nearness
 from fedc2i.methods.local import Local
+from fedc2i.methods.math.prototypes import Prototypes
 from fedc2i.models.model import Model
 from fedc2i.runs.plan import prepare
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, make_site, place, run, upload
@@ -78,21 +79,23 @@ def test_both_predictions(model: Model, federation: Federation) -> None:
     site, x = make_site(model, data, received), place(federation, 1).train.x
     means = {c: received["prototypes"][c].tolist() for c in (0, 1, 3)}
     want = nearest(site.features(params, x), means)
-    by_class, by_prototype = FedProto(), FedProto(inference="prototype")
-    assert torch.equal(by_class.predict(params, x, site), site.logits(params, x))
-    assert by_class.other_predictions(params, x, site)["prototype"].argmax(1).tolist() == want
-    assert by_prototype.predict(params, x, site).argmax(1).tolist() == want
-    assert torch.equal(by_prototype.other_predictions(params, x, site)["classifier"], site.logits(params, x))
+    assert torch.equal(FedProto().predict(params, x, site), site.logits(params, x))
+    assert FedProto().other_predictions(params, x, site)["prototype"].argmax(1).tolist() == want
+
+
+def test_the_nearest_prototype_by_hand() -> None:
+    shared = Prototypes(torch.tensor([[0.0, 0.0], [4.0, 0.0], [9.0, 9.0]]), torch.tensor([True, True, False]))
+    scores = nearness(torch.tensor([[1.0, 0.0], [3.0, 2.0], [9.0, 9.0]]), shared)
+    assert scores.argmax(1).tolist() == [0, 1, 1]  # (9, 9) is nobody's prototype
+    assert scores[0].tolist() == [-0.5, -4.5, -5.5]
+    assert torch.isfinite(scores).all()
 
 
 def test_without_prototypes_the_classifier_predicts(model: Model, federation: Federation) -> None:
     data, params = place(federation), model.init(0)
     site = make_site(model, data)
-    for inference in ("classifier", "prototype"):
-        method = FedProto(inference=inference)
-        assert torch.equal(method.predict(params, data.test.x, site), site.logits(params, data.test.x))
-        (other,) = method.other_predictions(params, data.test.x, site).values()
-        assert torch.equal(other, site.logits(params, data.test.x))
+    (other,) = FedProto().other_predictions(params, data.test.x, site).values()
+    assert torch.equal(other, site.logits(params, data.test.x))
 
 
 def test_absent_clients_prototypes_stay_their_models_do_not() -> None:
@@ -156,7 +159,7 @@ def test_prototypes_are_taken_after_training_in_evaluation_mode(
     torch.testing.assert_close(sent["prototypes"][1], torch.tensor(want[1]), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"share_model": True, "weighting": "counts", "inference": "prototype"}])
+@pytest.mark.parametrize("options", [{}, {"share_model": True, "weighting": "counts"}])
 def test_every_engine(options: dict[str, Any], model: Model, make_federation: Callable[..., Federation]) -> None:
     assert_runs_everywhere(FedProto(**options), model, make_federation)
 
@@ -171,7 +174,6 @@ def test_models_stay_private(model: Model, federation: Federation) -> None:
     [
         ({"ld": -1}, "ld must be a finite number of at least 0, got -1"),
         ({"weighting": "samples"}, r"weighting must be uniform \| counts, got 'samples'"),
-        ({"inference": "both"}, r"inference must be classifier \| prototype"),
         ({"share_model": "yes"}, "share_model must be true or false, got 'yes'"),
     ],
 )

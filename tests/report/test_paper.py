@@ -25,7 +25,7 @@ from helpers import Answer, call, files_below, is_drawn
 
 SHORT: Mapping[str, tuple[str, ...]] = {
     "METHODS": ("local", "fedcalm", "fedc2i"),
-    "VARIANTS": ("local", "fedc2i:variant=client", "fedc2i"),
+    "VARIANTS": ("local", "fedc2i-client", "fedc2i"),
     "GAMMAS": ("fedc2i:gamma=0.5", "fedc2i"),
 }
 TABLES = ("table1", "table1-cost", "table2", "table2-cost", "ablation", "gamma")
@@ -198,7 +198,7 @@ def test_everything_is_written_and_named_on_stdout(finished: tuple[Path, Answer]
 
 
 def test_runs_are_those_needed_each_once(finished: tuple[Path, Answer]) -> None:
-    methods = ("local", "fedcalm", "fedc2i", "fedc2i-variant=client", "fedc2i-gamma=0.5")
+    methods = ("local", "fedcalm", "fedc2i", "fedc2i-client", "fedc2i-gamma=0.5")
     expected = [f"{name}-{key}-seed{seed}" for name in BENCHMARKS for key in methods for seed in (0, 1)]
     assert runs_below(finished[0]) == sorted(expected)
 
@@ -250,7 +250,7 @@ def test_cost_tables(finished: tuple[Path, Answer], name: str) -> None:
 
 def test_ablation_and_gamma_tables(finished: tuple[Path, Answer]) -> None:
     ablation = read_csv(finished[0] / TRIAL / "ablation.csv")
-    assert [row["Method"] for row in ablation[::2]] == ["Local", "FedC²I (variant=client)", "FedC²I"]
+    assert [row["Method"] for row in ablation[::2]] == ["Local", "FedC²I-λ", "FedC²I"]
     assert [row["digit5 published Avg"] for row in ablation] == ["", "79.81", "", "84.61", "", "85.50"]
     gamma = read_csv(finished[0] / TRIAL / "gamma.csv")
     assert [row["γ"] for row in gamma] == ["0.5", "0.5", "5", "5"]

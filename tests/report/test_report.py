@@ -175,7 +175,7 @@ def test_many_clients_leave_room_for_method_and_average() -> None:
 
 
 def test_long_method_names_are_folded() -> None:
-    result = made_up(MAIN_DIGITS, {0: [[90.0] * 5]}, key="fedc2i:gamma=2.0,variant=class-global,missing=uniform")
+    result = made_up(MAIN_DIGITS, {0: [[90.0] * 5]}, key="fedc2i:gamma=2.0,gamma_class=5.0,influence=first-order")
     text = rendered(tables.comparison([result]).to_rich(80), 80)
     assert all(word in text for word in ("FedC²I", "trained *", "90.00", "Avg-4"))
 

@@ -462,11 +462,11 @@ def test_asking_for_the_lock_keeps_nobody_from_it(tmp_path: Path) -> None:
 def test_a_run_keeps_the_name_it_was_shown_by(tmp_path: Path, finished: Result) -> None:
     files = begun(tmp_path, finished, 2)
     RunFolder(tmp_path, finished.federation.names).begin(
-        replace(finished.config, options={**finished.config.options, "gamma": 2.0, "own_weight": "equal"})
+        replace(finished.config, options={**finished.config.options, "gamma": 2.0, "influence": "first-order"})
     )
     follower = Follower(tmp_path)
-    assert follower.read().title == "FedC²I (gamma=2.0, own_weight=equal) on toy"
+    assert follower.read().title == "FedC²I (gamma=2.0, influence=first-order) on toy"
     files.begin(finished.config)
     files.finish(finished)
-    assert follower.read().title == "FedC²I (gamma=2.0, own_weight=equal) on toy"
+    assert follower.read().title == "FedC²I (gamma=2.0, influence=first-order) on toy"
     assert Follower(tmp_path).read().title == "FedC²I on toy"

@@ -160,7 +160,7 @@ def test_every_seed_has_a_folder_of_its_own_with_a_complete_run(plan: MakePlan, 
     "changed",
     [
         {"gamma": 2.0},
-        {"variant": "client"},
+        {"influence": "first-order"},
         {"rounds": 3},
         {"lr": 1e-2},
         {"epochs": 2},

@@ -81,14 +81,17 @@ def plan(wanted: str | Method, federation: Federation, model: str | Model | None
 
 
 def test_spec_with_options(federation: Federation) -> None:
-    found = plan("fedc2i:gamma=2,missing=own", federation)
-    assert found.method == FedC2I(gamma=2.0, missing="own")
-    assert (found.key, found.label) == ("fedc2i:gamma=2.0,missing=own", "FedC²I (gamma=2.0, missing=own)")
+    found = plan("fedc2i:gamma=2,influence_samples=all", federation)
+    assert found.method == FedC2I(gamma=2.0, influence_samples="all")
+    assert (found.key, found.label) == (
+        "fedc2i:gamma=2.0,influence_samples=all",
+        "FedC²I (gamma=2.0, influence_samples=all)",
+    )
     assert found.config.options["gamma"] == 2.0
-    assert found.config.options["variant"] == "full"  # all of them are recorded, not only those that were said
+    assert found.config.options["influence"] == "exact"  # all of them are recorded, not only those that were said
 
 
-@pytest.mark.parametrize("spec", ["fedc2i", "fedc2i:", "fedc2i:gamma=5", "fedc2i:variant=full,gamma=5.0"])
+@pytest.mark.parametrize("spec", ["fedc2i", "fedc2i:", "fedc2i:gamma=5", "fedc2i:influence=exact,gamma=5.0"])
 def test_defaults_leave_no_trace_in_the_name(federation: Federation, spec: str) -> None:
     assert (plan(spec, federation).key, plan(spec, federation).label) == ("fedc2i", "FedC²I")
 
@@ -175,14 +178,14 @@ def test_keys_are_those_of_the_published_rows(federation: Federation, key: str) 
 
 @pytest.mark.parametrize("variant", ["client", "class-local", "class-global"])
 def test_keys_of_the_ablation_are_published(federation: Federation, variant: str) -> None:
-    assert published("office10", plan("fedc2i", federation, variant=variant).key)["Avg"].mean > 60
+    assert published("office10", plan(f"fedc2i-{variant}", federation).key)["Avg"].mean > 60
 
 
 # Objects from Python.
 
 
 def test_objects_are_taken_as_they_are(federation: Federation, model: Model) -> None:
-    method = FedC2I(gamma=0.5, head="own")
+    method = FedC2I(gamma=0.5, influence="first-order")
     found = plan(method, federation, model, rounds=2)
     assert found.method == method
     assert found.model is model

@@ -215,7 +215,7 @@ def test_a_state_goes_to_another_device(
 
     Clients' models and the latest uploads are the same bits here, and take up their memory once.
     """
-    federation, method = make_federation((12, 9, 7, 8)), Method.registry["fedc2i"](top_k=1)
+    federation, method = make_federation((12, 9, 7, 8)), Method.registry["fedc2i-top-k"](k=1)
     how, kept = Settings(rounds=2, training=TRAINING, executor="looped"), list[Any]()
     simulate(method, model, federation, how, [0], CPU, keep=lambda number, is_last, state: kept.append(state()))
     checkpoint_file.save(tmp_path, 1, *kept[0])

@@ -60,7 +60,7 @@ data = "folder:x"
 seeds = [4, 5]
 [options]
 gamma = 3.0
-head = "own"
+influence = "first-order"
 """
 
 
@@ -68,8 +68,8 @@ def test_each_source_of_settings_outranks_the_one_before(planned: Callable[..., 
     file = tmp_path / "mine.toml"
     file.write_text(TOML)
     layers = [
-        ((), {"rounds": 7, "model": "lenet5-bn", "lr": 1e-3, "seeds": (0,), "gamma": 5.0, "head": "client"}),
-        (("--config", str(file)), {"rounds": 5, "lr": 0.5, "seeds": (4, 5), "gamma": 3.0, "head": "own"}),
+        ((), {"rounds": 7, "model": "lenet5-bn", "lr": 1e-3, "seeds": (0,), "gamma": 5.0, "influence": "exact"}),
+        (("--config", str(file)), {"rounds": 5, "lr": 0.5, "seeds": (4, 5), "gamma": 3.0, "influence": "first-order"}),
         (("--set", "rounds=4", "--set", "gamma=2", "--set", "seeds=1,2"), {"rounds": 4, "gamma": 2.0, "seeds": (1, 2)}),
         (("--rounds", "3", "--seeds", "7", "--model", "lenet5"), {"rounds": 3, "seeds": (7,), "model": "lenet5"}),
     ]
@@ -254,7 +254,6 @@ BAD = [
     ("influence_samples", "some", r"'influence_samples' must be integer \| all"),
     ("influence_split", "validation", "client 'a' has no validation data"),
     ("influence_split", "test", r"'influence_split' must be train \| validation"),
-    ("missing", "zero", r"'missing' must be formula \| uniform \| own"),
     ("partition", "iid:2", "partition=iid:2 is for data loaded by name"),
     ("image_size", 32, "image_size=32 is for data loaded by name"),
 ]

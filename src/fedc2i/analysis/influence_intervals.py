@@ -34,13 +34,15 @@ from fedc2i.analysis.bootstrap import Interval, draw_weights, interval, resample
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json, write_atomically
-from fedc2i.core.params import VALID, Params, Stacked, row, stack
+from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine import attacks, topology
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.server import Mailbox, Server
 from fedc2i.engine.simulator import repeatable
 from fedc2i.methods.base import Method, Site
+from fedc2i.methods.fedc2i_top_k import FedC2ITopK
+from fedc2i.methods.messages import valid_flags
 from fedc2i.models.model import Model
 from fedc2i.runs.plan import Plan
 from fedc2i.runs.read import read_run
@@ -177,7 +179,7 @@ def measure(plan: Plan, models: Stacked, seed: int, number: int, samples: int, d
                 generator = seeding.generator(seed, names[m], number, "bootstrap")
                 weights = draw_weights(len(batch.y), draws, generator).to(device)
                 measured = _bootstrap(plan, row(models, m), batch, site, weights, level)
-                valid = received.get(VALID)
+                valid = valid_flags(received)
                 share = 1 / (len(download.clients) if valid is None else max(1, int(valid.sum())))
                 found.add(m, download.clients, measured, share)
                 found.samples[names[m]], found.split[names[m]] = len(batch.y), split
@@ -217,7 +219,7 @@ def _bootstrap(plan: Plan, own: Params, batch: Batch, site: Site, weights: Tenso
     numbers = sum(tensor.numel() for tensor in own.values())
     at_once = max(1, AT_ONCE // max(1, numbers))
     options = vars(plan.method)
-    if options.get("influence") == "first-order" or options.get("class_features") == "aggregated":
+    if options.get("influence") == "first-order":
         at_once = min(at_once, FEW_AT_ONCE)
     with torch.no_grad():
         estimates = measured(batch.w)
@@ -238,8 +240,8 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     config, notes = plan.config, ["The intervals are over samples only; another seed trains other models."]
     if config.attack or config.clip or config.noise:
         notes.append("In the run uploads were changed on their way (attack, clip, noise); here models are as trained.")
-    if plan.config.options.get("top_k"):
-        notes.append("In the run clients received a few models (top_k); here all of them.")
+    if isinstance(plan.method, FedC2ITopK):
+        notes.append("In the run clients received a few models; here all of them.")
     if plan.config.options.get("max_age") is not None:
         notes.append("In the run old models were left out (max_age); here every client's last model counts.")
     return tuple(notes)

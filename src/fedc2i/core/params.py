@@ -125,18 +125,6 @@ def zero_where_not(valid: Tensor, stacked: Stacked) -> Stacked:
     }
 
 
-VALID = "valid"  # what `relay` calls its flags
-
-
-def relay(models: Stacked) -> Params:
-    """Models as a server passes them on: with ``valid`` ``(K,)``, which hold only finite numbers, the others zero.
-
-    One nan would spoil every mean it is part of. The server looks once, so that no client has to.
-    """
-    valid = finite(models)
-    return {**(models if bool(valid.all()) else zero_where_not(valid, models)), VALID: valid}
-
-
 def size_in_bytes(params: Params) -> int:
     """How much memory, or traffic, these tensors are."""
     return sum(tensor.numel() * tensor.element_size() for tensor in params.values())

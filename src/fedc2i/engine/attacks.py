@@ -133,7 +133,7 @@ def apply(attack: Attack, upload: Params, start: Params, key: tuple[int, str, in
     def sent(name: str, tensor: Tensor) -> Tensor:
         from_start = start.get(
             name.rpartition("/")[2]
-        )  # a method may send tensors under a tag, see `fedc2i.methods.math.tags`
+        )  # a method may send tensors under a tag, see `fedc2i.methods.messages`
         before = torch.zeros_like(tensor) if from_start is None else from_start.to(tensor.dtype)
         if attack.kind == "free-rider":
             return before

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
-from fedc2i.core.params import VALID, Params, Stacked, row, stack
+from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.settings import Settings
 from fedc2i.methods.base import Method
-from fedc2i.methods.math.tags import BUFFER, HEAD
+from fedc2i.methods.messages import model_name, valid_flags
 from fedc2i.models.model import Model
 from fedc2i.training.local import Training
 
@@ -52,18 +52,13 @@ def reference(upload: Params, received: Params, first: Callable[[], Params], mea
         means: those of relayed models that were made for other clients of the round, to be used and added to.
     """
     means = {} if means is None else means
-    sent = {name: _sent(_plain(name), tensor, received, means) for name, tensor in upload.items()}
+    sent = {name: _sent(model_name(name), tensor, received, means) for name, tensor in upload.items()}
     initial = first() if any(own is None for own in sent.values()) else {}
     known = {}
     for name, tensor in upload.items():
-        own = sent[name] if sent[name] is not None else initial.get(_plain(name))
+        own = sent[name] if sent[name] is not None else initial.get(model_name(name))
         known[name] = torch.zeros_like(tensor) if own is None or own.shape != tensor.shape else own.to(tensor)
     return known
-
-
-def _plain(name: str) -> str:
-    """An upload's name as a download has it."""
-    return name.removeprefix(HEAD).removeprefix(BUFFER)
 
 
 def _sent(name: str, like: Tensor, received: Params, means: Means) -> Tensor | None:
@@ -73,7 +68,7 @@ def _sent(name: str, like: Tensor, received: Params, means: Means) -> Tensor | N
         return sent
     if sent.shape[1:] != like.shape:
         return None
-    flags = received.get(VALID)
+    flags = valid_flags(received)
     key = id(sent), id(flags)
     if key not in means:
         means[key] = _mean(sent if flags is None or len(flags) != len(sent) else sent[flags])
@@ -228,12 +223,12 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
     if method.reads_reports:
         raise UserError(
             f"clip and noise do not cover {', '.join(method.reads_reports)}, which {method.name} with these options "
-            "tells the server; use top_k=0"
+            "tells the server; use fedc2i"
         )
     upload = _example(method, model, federation, settings)
     refuse_uncovered(upload, method.name)
     still = {*model.body_names, *model.head_names} - set(model.trainable)
-    if settings.noise and model.has_statistics and any(_plain(name) in still for name in upload):
+    if settings.noise and model.has_statistics and any(model_name(name) in still for name in upload):
         raise UserError(
             f"noise={settings.noise:g}: {method.name} sends the BatchNorm statistics of model '{model.name}', where a "
             "variance could become negative; use a model without them, or fedbn, which keeps them private"

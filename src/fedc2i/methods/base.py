@@ -27,6 +27,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import check_at_least, option
 from fedc2i.core.params import Params, Stacked, floating, mix, rows, select, uniform
+from fedc2i.methods.messages import Peers
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 
@@ -75,6 +76,11 @@ class Site:
     round: int = 1
     rounds: int = 1
     training: bool = False
+
+    @property
+    def peers(self) -> Peers:
+        """The models that the server relayed; none before the first."""
+        return Peers.read(self.received, self.position, self.model)
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         """h(x) ``(B, d)``."""

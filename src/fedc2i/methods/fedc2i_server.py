@@ -2,7 +2,7 @@
 
 In FedC²I every client receives all models. Here the server mixes for each, and a client receives its own mixed model
 and two means, of all bodies and of all heads. It cannot measure leave-one-out losses then, for any such mean would show
-it the model that is left out. It uploads a *statement* beside its model instead (see `math.first_order`):
+it the model that is left out, θ_i = Mθ̄ − (M−1)θ^{-i}. It uploads a *statement* beside its model instead:
 
     l, g        the loss of (θ̄, φ_m) and its gradient with respect to θ̄
     l_c, g_c    for each class the loss of (θ_m, φ_m with the mean row φ̄_c) and its gradient with respect to that row
@@ -24,25 +24,49 @@ counts of a small client might be reconstructed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value
+from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import convert, option
-from fedc2i.core.params import VALID, Params, mix, relay, select
+from fedc2i.core.params import Params, Stacked, mix, prefixed, select, unprefixed
 from fedc2i.methods.base import Download, Method, Site, Uploads
-from fedc2i.methods.fedc2i import WEIGHTS, check_gammas, weigh
-from fedc2i.methods.math.first_order import body_products, body_statement, head_rows, row_statement, stated_losses
-from fedc2i.methods.math.gamma import Gamma
-from fedc2i.methods.math.influence import equal_share
-from fedc2i.methods.math.tags import BUFFER, HEAD, tag, tagged
+from fedc2i.methods.math.first_order import changed_losses, changes
+from fedc2i.methods.math.gamma import Gamma, check_gammas, weigh
+from fedc2i.methods.math.influence import equal_share, is_label, logsumexp_without_each, sharp_cross_entropy
+from fedc2i.methods.math.prototypes import AT_ONCE
+from fedc2i.methods.messages import Message, Parts, marked, without_broken
 from fedc2i.training.local import Batch
 
-STATEMENT = "statement/"
 MEAN = "mean/"
+WEIGHTS = ("influence_vector", "influence_matrix")
+NOT_MEASURED = -1.0  # stands for a loss that is not finite, which no server would accept
+
+
+@dataclass(frozen=True)
+class Statement(Message):
+    """What a client says of its losses; on the server with a leading axis K.
+
+    Attributes:
+        loss: ``()`` l, at the mean body.
+        gradient: ``(P,)`` g, flat, over the body's trained tensors in alphabetical order.
+        class_losses: ``(C,)`` l_c.
+        class_gradients: ``(C, d)`` g_c, one longer if the head has a bias.
+        rounds: ``()`` how many the run has; sent only for an adaptive γ, as the server does not know it.
+    """
+
+    prefix: ClassVar[str] = "statement/"
+
+    loss: Tensor
+    gradient: Tensor
+    class_losses: Tensor
+    class_gradients: Tensor
+    rounds: Tensor | None = None
 
 
 class _Clock(NamedTuple):
@@ -73,51 +97,46 @@ class FedC2IServer(Method):
 
     def upload(self, params: Params, data: Batch, site: Site) -> Params:
         """The model, and the statement about the means it received last, or about its start if there are none yet."""
-        model, mean = site.model, tagged(site.received, MEAN) or site.start
+        model, mean = site.model, unprefixed(MEAN, site.received) or site.start
         own = super().upload(params, data, site)
         trained = sorted(select(own, model.body_names).keys() & set(model.trainable))
         at_mean = {**params, **select(mean, model.body_names)}
-        loss, gradient = body_statement(site.logits, at_mean, trained, data)
-        losses, gradients = row_statement(
-            lambda x: site.features(params, x),
-            lambda h: model.head(params, h),
-            lambda h: model.head(mean, h),
-            len(model.head_names) > 1,
-            data,
+        adapts = isinstance(self.gamma, Gamma) or isinstance(self.gamma_class, Gamma)
+        statement = Statement(
+            *body_statement(site.logits, at_mean, trained, data),
+            *row_statement(
+                lambda x: site.features(params, x),
+                lambda h: model.head(params, h),
+                lambda h: model.head(mean, h),
+                len(model.head_names) > 1,
+                data,
+            ),
+            torch.full_like(site.position, site.rounds) if adapts else None,
         )
-        statement = {"loss": loss, "gradient": gradient, "class_losses": losses, "class_gradients": gradients}
-        if isinstance(self.gamma, Gamma) or isinstance(self.gamma_class, Gamma):  # the server knows no end
-            statement["rounds"] = torch.full_like(site.position, site.rounds)
         buffers = own.keys() - set(trained) - set(model.head_names)
-        return {
-            **tag(tag(own, model.head_names, HEAD), buffers, BUFFER),
-            **{STATEMENT + name: tensor for name, tensor in statement.items()},
-        }
+        return {**marked(own, model.head_names, buffers), **statement.flat()}
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """The two means for all; for each its mixed model and, for reports, its weights."""
-        said, heads, buffers = (tagged(uploads.tensors, prefix) for prefix in (STATEMENT, HEAD, BUFFER))
-        trained = sorted(name for name in uploads.tensors if not name.startswith((STATEMENT, HEAD, BUFFER)))
-        models = relay({**select(uploads.tensors, trained), **buffers, **heads})
-        valid = models.pop(VALID)
-        heads = select(models, heads)
-        bodies = {name: rows for name, rows in models.items() if name not in heads}
+        said, parts = Statement.read(uploads.tensors), Parts.read(uploads.tensors, Statement)
+        models, valid = without_broken({**parts.rest, **parts.buffers, **parts.head})
+        heads = select(models, parts.head)
+        bodies = select(models, lambda name: name not in heads)
 
-        rounds = int(said["rounds"].max()) if "rounds" in said else 1
-        clock, share = _Clock(uploads.round, rounds), equal_share(valid, said["loss"])
+        clock = _Clock(uploads.round, 1 if said.rounds is None else int(said.rounds.max()))
+        share = equal_share(valid, said.loss)
         keep = torch.where(valid, torch.diag(torch.ones_like(share)), share[:, None])  # (i, m): its own, if it is sound
-        products = body_products(said["gradient"], bodies, trained)
-        vector = self._weights(stated_losses(said["loss"], products, valid), self.gamma, valid, clock, keep)
-        products = torch.einsum("icn,mcn->imc", head_rows(heads), said["class_gradients"])
+        products = body_products(said.gradient, bodies, sorted(parts.rest))
+        vector = self._weights(stated_losses(said.loss, products, valid), self.gamma, valid, clock, keep)
+        products = torch.einsum("icn,mcn->imc", head_rows(heads), said.class_gradients)
         gamma = self.gamma if self.gamma_class is None else self.gamma_class
-        matrix = self._weights(stated_losses(said["class_losses"], products, valid), gamma, valid, clock, keep)
+        matrix = self._weights(stated_losses(said.class_losses, products, valid), gamma, valid, clock, keep)
 
         personal = {name: torch.tensordot(vector.mT.to(rows), rows, 1) for name, rows in bodies.items()}
         personal |= {name: torch.einsum("imc,ic...->mc...", matrix.to(rows), rows) for name, rows in heads.items()}
         if self.tell_weights:
             personal |= dict(zip(WEIGHTS, (vector.mT.contiguous(), matrix.transpose(0, 1).contiguous()), strict=True))
-        means = {MEAN + name: mean for name, mean in mix(share, models).items()}
-        return Download(means, personal, uploads.clients), state
+        return Download(prefixed(MEAN, mix(share, models)), personal, uploads.clients), state
 
     def _weights(self, losses: Tensor, gamma: float | Gamma, valid: Tensor, clock: _Clock, keep: Tensor) -> Tensor:
         """Losses ``(K, K)`` or ``(K, K, C)``, first i then m, to weights that sum to one over i."""
@@ -129,6 +148,110 @@ class FedC2IServer(Method):
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
         """What the server mixed for it; the mean of all mixed models for a client the server has nothing of yet."""
         start, _ = super().personalise(own, batch, site)
-        known = site.position >= 0
-        told = {name: torch.where(known, site.received[name], torch.nan) for name in WEIGHTS if name in site.received}
-        return start, told
+        weights = select(site.received, WEIGHTS)
+        return start, {name: torch.where(site.position >= 0, own, torch.nan) for name, own in weights.items()}
+
+
+def body_statement(
+    logits: Callable[[Params, Tensor], Tensor], params: Params, names: Sequence[str], data: Batch
+) -> tuple[Tensor, Tensor]:
+    """The loss over all of ``data`` at ``params`` and its gradient with respect to ``names``, flat, in that order.
+
+    Args:
+        logits: of a model and images.
+        params: the model.
+        names: which of its tensors; perhaps none.
+        data: the client's samples; a few at a time are in memory.
+    """
+    free = {name: params[name] for name in names}
+
+    def total(some: Params, part: Batch) -> Tensor:
+        return sharp_cross_entropy(logits({**params, **some}, part.x), part.y, part.w) * part.w.sum().clamp(min=1)
+
+    loss, gradients = data.w.new_zeros(()), {name: torch.zeros_like(tensor) for name, tensor in free.items()}
+    for part in _parts(data):
+        more, value = grad_and_value(total)(free, part) if free else ({}, total({}, part))
+        loss, gradients = loss + value, {name: gradients[name] + more[name] for name in free}
+    flat = torch.cat([loss.new_zeros(0), *(gradients[name].flatten() for name in names)])
+    return _sound(loss / _count(data), flat / _count(data))
+
+
+def row_statement(
+    features: Callable[[Tensor], Tensor],
+    own: Callable[[Tensor], Tensor],
+    mean: Callable[[Tensor], Tensor],
+    bias: bool,
+    data: Batch,
+) -> tuple[Tensor, Tensor]:
+    """For each class c the loss when row c of the own head is the mean row, and its gradient with respect to that row.
+
+    Replacing a row changes one logit of a sample; see `math.influence.class_losses`.
+
+    Args:
+        features: images to h(x) ``(B, d)``.
+        own: features to the own head's logits ``(B, C)``.
+        mean: features to the mean head's.
+        bias: whether the head has one; its entry is then the last of a row.
+        data: the client's samples; a few at a time are in memory.
+
+    Returns:
+        Losses ``(C,)`` and gradients ``(C, d)``, or ``(C, d + 1)``.
+    """
+    losses, gradients = [], []
+    for part in _parts(data):
+        h = features(part.x)
+        logits, w = own(h), part.w.to(h.dtype)
+        label = is_label(part.y, logits.shape[1])  # (B, C)
+        sign = 1 - 2 * label.to(h.dtype)
+        target = logits.gather(1, part.y[:, None])
+        rest = logsumexp_without_each(logits - target)
+        margins = sign * (mean(h) - target - rest)
+        losses.append(w @ (torch.where(label, 0.0, rest) + F.softplus(margins)))
+        inputs = torch.cat([h, torch.ones_like(h[:, :1])], 1) if bias else h
+        gradients.append((w[:, None] * sign * margins.sigmoid()).mT @ inputs)
+    return _sound(torch.stack(losses).sum(0) / _count(data), torch.stack(gradients).sum(0) / _count(data))
+
+
+def head_rows(head: Stacked) -> Tensor:
+    """Heads of K clients, weight ``(K, C, d)`` and perhaps bias ``(K, C)``, as rows ``(K, C, d)``, or one longer."""
+    parts = sorted(head.values(), key=lambda tensor: -tensor.ndim)
+    return torch.cat([tensor.reshape(*tensor.shape[:2], -1) for tensor in parts], 2)
+
+
+def body_products(gradients: Tensor, bodies: Stacked, names: Sequence[str]) -> Tensor:
+    """⟨g_m, θ_i⟩ ``(K, K)``, i first, of flat gradients ``(K, P)`` with respect to ``names``, in that order."""
+    total, low = gradients.new_zeros(len(gradients), len(gradients)), 0
+    for name in names:
+        models = bodies[name].flatten(1)
+        total = total + models @ gradients[:, low : low + models.shape[1]].mT
+        low += models.shape[1]
+    return total
+
+
+def stated_losses(losses: Tensor, products: Tensor, valid: Tensor) -> Tensor:
+    """Leave-one-out losses of every client, to first order.
+
+    Args:
+        losses: ``(K,)`` of each client m at the mean, or ``(K, C)`` with each row of its head at the mean.
+        products: ``(K, K)`` or ``(K, K, C)``, first i then m: ⟨g_m, θ_i⟩; those of models that are not valid are 0.
+        valid: ``(K,)`` booleans, the models that take part.
+
+    Returns:
+        l_{-i} of client m in the shape of ``products``; nan where m could measure nothing.
+    """
+    return torch.where(losses < 0, torch.nan, changed_losses(losses, changes(products, valid)))
+
+
+def _parts(data: Batch) -> Iterator[Batch]:
+    for low in range(0, len(data.y), AT_ONCE):
+        yield Batch(*(own[low : low + AT_ONCE] for own in data))
+
+
+def _count(data: Batch) -> Tensor:
+    return data.w.sum().clamp(min=1)
+
+
+def _sound(losses: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, with `NOT_MEASURED` and no gradient where something is not finite: of losses ``()`` or ``(C,)``."""
+    sound = torch.isfinite(losses) & torch.isfinite(gradients).all(-1)
+    return torch.where(sound, losses, NOT_MEASURED), torch.where(sound[..., None], gradients, 0.0)

@@ -31,7 +31,7 @@ from fedc2i.core.params import Params, mix, select
 from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
 from fedc2i.methods.fedrep import FedRep
 from fedc2i.methods.math.quadratic_program import box_qp
-from fedc2i.methods.math.tags import BUFFER, tag, tagged
+from fedc2i.methods.messages import Parts, marked
 from fedc2i.training.local import Batch
 
 
@@ -71,7 +71,7 @@ class FedCALM(Method):
         model = super().upload(params, data, site)
         if self.base == "fedrep":
             model = select(model, site.model.body_names)
-        return tag(model, model.keys() - set(site.model.trainable), BUFFER)
+        return marked(model, buffers=model.keys() - set(site.model.trainable))
 
     def opening(self, params: Params) -> Params:
         """The global model θ."""
@@ -79,9 +79,9 @@ class FedCALM(Method):
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """θ + d, tensor by tensor."""
-        shared = mix(self.weights(uploads), tagged(uploads.tensors, BUFFER))
-        models = {name: rows for name, rows in uploads.tensors.items() if not name.startswith(BUFFER)}
-        updates = {name: (rows - state[name].to(rows)).flatten(1) for name, rows in models.items()}
+        parts = Parts.read(uploads.tensors)
+        shared = mix(self.weights(uploads), parts.buffers)
+        updates = {name: (rows - state[name].to(rows)).flatten(1) for name, rows in parts.rest.items()}
         grams = [(rows := update.to(torch.float64)) @ rows.mT for update in updates.values()]
         found = self.coefficients(torch.stack(grams).cpu()).to(grams[0].device)  # too small to be solved on a GPU
         for (name, update), coefficients in zip(updates.items(), found, strict=True):

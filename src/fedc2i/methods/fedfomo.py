@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import check_choice, check_whole, option
-from fedc2i.core.params import VALID, Params, Stacked, mix, relay, row, select
+from fedc2i.core.params import Params, Stacked, mix, row
 from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
-from fedc2i.methods.math.influence import equal_share
+from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 
@@ -77,25 +77,23 @@ class FedFomo(Method):
         """
         assert batch is not None
         names = (*site.model.body_names, *site.model.head_names)
-        peers = select(site.received, names)
-        if not peers:  # no upload was usable yet
+        peers, valid = site.peers, site.peers.valid
+        if not peers.models:  # no upload was usable yet
             return own, {}
-        valid = site.received[VALID]
-        mine = F.one_hot(site.position.clamp(min=0), len(valid)).to(torch.bool) & (site.position >= 0)
         base = {name: own[name if self.baseline == "trained" else _BEFORE + name] for name in names}
 
         def loss(model: Params) -> Tensor:
             return batch.mean(F.cross_entropy(site.logits(model, batch.x), batch.y, reduction="none"))
 
         before = loss(base)
-        losses = torch.stack([loss({**base, **row(peers, j)}) for j in range(len(valid))])
-        gains = first_order_gains(before, losses, _distances(base, peers, site))
+        losses = torch.stack([loss({**base, **row(peers.models, j)}) for j in range(len(valid))])
+        gains = first_order_gains(before, losses, _distances(base, peers.models, site))
         gains = torch.where(valid, gains, 0.0)
         better = gains.sum() > 0
-        weights = torch.where(better, gains / torch.where(better, gains.sum(), 1.0), mine.to(gains.dtype))
-        lost = ~(mine & valid).any() | ~torch.isfinite(before)
-        weights = torch.where(lost, equal_share(valid, weights), weights)
-        mixed = mix(weights, peers)
+        weights = torch.where(better, gains / torch.where(better, gains.sum(), 1.0), peers.own.to(gains.dtype))
+        lost = ~(peers.own & valid).any() | ~torch.isfinite(before)
+        weights = torch.where(lost, peers.equal_weights(weights), weights)
+        mixed = mix(weights, peers.models)
         moves = valid.any() & (better | lost)
         start = {name: torch.where(moves, mixed.get(name, base[name]), base[name]) for name in names}
         kept = _as_before(start) if self.baseline == "start" else {}

@@ -26,12 +26,13 @@ from torch import Tensor
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import check_at_least, check_choice, option
-from fedc2i.core.params import Params
+from fedc2i.core.params import Params, mix
 from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
-from fedc2i.methods.fedpac import FedPAC, class_statistics
+from fedc2i.methods.fedpac import FedPAC, Statistics, class_statistics
 from fedc2i.methods.math.clustering import cosine_similarity, first_neighbours, linked_above
+from fedc2i.methods.math.prototypes import Prototypes
 from fedc2i.methods.math.quadratic_program import combination_weights
-from fedc2i.methods.math.tags import HEAD, tag, tagged
+from fedc2i.methods.messages import Parts, marked
 from fedc2i.training.local import Batch
 
 
@@ -67,17 +68,13 @@ class FedIC(FedPAC):
     def upload(self, params: Params, data: Batch, site: Site) -> Params:
         """The model, its prototypes, class counts, and one scalar a class."""
         means, squares, counts = class_statistics(params, data, site)
-        return {
-            **tag(Method.upload(self, params, data, site), site.model.head_names, HEAD),
-            "prototypes": means,
-            "class_counts": site.counts,
-            "variance": (squares - means.square().sum(1)).clamp(min=0) / counts.clamp(min=1),
-        }
+        sent = Statistics(means, site.counts, (squares - means.square().sum(1)).clamp(min=0) / counts.clamp(min=1))
+        return {**marked(Method.upload(self, params, data, site), site.model.head_names), **sent.flat()}
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """The mean body for all; prototypes and rows of the head from its clusters for each."""
-        sent = uploads.tensors
-        columns = [sent["prototypes"], sent["variance"][..., None], sent["class_counts"][..., None]]
+        sent, parts = Statistics.read(uploads.tensors), Parts.read(uploads.tensors, Statistics)
+        columns = [sent.prototypes, sent.variance[..., None], sent.class_counts[..., None]]
         table = torch.cat([column.to(torch.float64) for column in columns], -1).transpose(0, 1).cpu()  # one transfer
         points, variances, counts = table[..., :-2], table[..., -2], table[..., -1]  # (C, K, d), (C, K), (C, K)
         same = self.clusters(points, counts > 0)
@@ -85,12 +82,12 @@ class FedIC(FedPAC):
         share = members / members.sum(-1, keepdim=True).clamp(min=1)
         alpha = combination_weights(variances, points, same)
         both = torch.stack([share, alpha]).permute(0, 2, 3, 1).contiguous()
-        share, weights = both.to(sent["prototypes"])  # (K, K, C) each, in one transfer
-        personal = {name: torch.einsum("mkc,kc...->mc...", weights, rows) for name, rows in tagged(sent, HEAD).items()}
-        personal["prototypes"] = torch.einsum("mkc,kcd->mcd", share, sent["prototypes"])
-        personal["influence_matrix"] = weights
-        shared = {**self.mean_body(uploads), "known": sent["class_counts"].sum(0) > 0}
-        return Download(shared, personal, uploads.clients), state
+        share, weights = both.to(sent.prototypes)  # (K, K, C) each, in one transfer
+        heads = {name: torch.einsum("mkc,kc...->mc...", weights, rows) for name, rows in parts.head.items()}
+        known = (sent.class_counts.sum(0) > 0).repeat(len(uploads.clients), 1)  # (K, C)
+        means = Prototypes(torch.einsum("mkc,kcd->mcd", share, sent.prototypes), known)
+        personal = {**heads, **means.flat(), "influence_matrix": weights}
+        return Download(mix(self.weights(uploads), parts.rest), personal, uploads.clients), state
 
     def clusters(self, points: Tensor, present: Tensor) -> Tensor:
         """``(C, K, K)`` who shares a cluster with whom, of prototypes ``(C, K, d)``; see `math.clustering`."""

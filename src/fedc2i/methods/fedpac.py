@@ -27,16 +27,32 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import check_at_least, check_whole, option
-from fedc2i.core.params import Params, mix, select
+from fedc2i.core.params import Params, mix
 from fedc2i.methods.base import Download, Phase, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.methods.math.prototypes import average, prototypes
+from fedc2i.methods.math.prototypes import Prototypes, average, prototypes
 from fedc2i.methods.math.quadratic_program import combination_weights
-from fedc2i.methods.math.tags import HEAD, tag, tagged
+from fedc2i.methods.messages import Message, Parts, marked
 from fedc2i.training.local import Batch
 
-STATISTICS = ("prototypes", "class_counts", "reference", "variance")
 WEIGHTS = ("influence_vector", "influence_matrix")  # what the server sends along for reports
+
+
+@dataclass(frozen=True)
+class Statistics(Message):
+    """What a client sends beside its model.
+
+    Attributes:
+        prototypes: ``(C, d)`` mean features under the trained body.
+        class_counts: ``(C,)`` samples.
+        variance: V, ``()`` or, in FedIC, ``(C,)``.
+        reference: ``(C, d)`` h_i,c, under the received body.
+    """
+
+    prototypes: Tensor
+    class_counts: Tensor
+    variance: Tensor
+    reference: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -65,9 +81,9 @@ class FedPAC(FedAvg):
         """CE, and from round 2 on the distance to the prototype of the sample's class, where there is one."""
         features = site.features(params, batch.x)
         loss = F.cross_entropy(site.model.head(params, features), batch.y, reduction="none")
-        if "prototypes" in site.received:
-            away = (features - site.received["prototypes"][batch.y]).square().mean(1)
-            loss = loss + self.lam * torch.where(site.received["known"][batch.y], away, 0)
+        shared = Prototypes.find(site.received)
+        if shared is not None:
+            loss = loss + self.lam * shared.distances(features, batch.y)
         return batch.mean(loss)
 
     def upload(self, params: Params, data: Batch, site: Site) -> Params:
@@ -75,27 +91,19 @@ class FedPAC(FedAvg):
         means, _, _ = class_statistics(params, data, site)
         before, squares, counts = class_statistics(site.start, data, site)
         share = counts / counts.sum()
-        return {
-            **tag(super().upload(params, data, site), site.model.head_names, HEAD),
-            "prototypes": means,
-            "class_counts": site.counts,
-            "reference": share[:, None] * before,
-            "variance": (share * squares - share.square() * before.square().sum(1)).sum() / counts.sum(),
-        }
+        variance = (share * squares - share.square() * before.square().sum(1)).sum() / counts.sum()
+        sent = Statistics(means, site.counts, variance, share[:, None] * before)
+        return {**marked(super().upload(params, data, site), site.model.head_names), **sent.flat()}
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """The mean body and global prototypes for all, a combined head for each."""
-        sent = uploads.tensors
-        means, known = average(sent["prototypes"], sent["class_counts"].to(torch.float32))
-        weights = combination_weights(sent["variance"], sent["reference"].flatten(1)).to(torch.float32)
-        heads = {name: torch.tensordot(weights.to(rows), rows, 1) for name, rows in tagged(sent, HEAD).items()}
-        shared = {**self.mean_body(uploads), "prototypes": means, "known": known}
+        sent, parts = Statistics.read(uploads.tensors), Parts.read(uploads.tensors, Statistics)
+        assert sent.reference is not None
+        means = average(sent.prototypes, sent.class_counts.to(torch.float32))
+        weights = combination_weights(sent.variance, sent.reference.flatten(1)).to(torch.float32)
+        heads = {name: torch.tensordot(weights.to(rows), rows, 1) for name, rows in parts.head.items()}
+        shared = {**mix(self.weights(uploads), parts.rest), **means.flat()}
         return Download(shared, {**heads, "influence_vector": weights}, uploads.clients), state
-
-    def mean_body(self, uploads: Uploads) -> Params:
-        """Everything but heads and statistics, averaged."""
-        body = select(uploads.tensors, lambda name: not name.startswith(HEAD) and name not in STATISTICS)
-        return mix(self.weights(uploads), body)
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
         """The mean body with the combined head; its own head for a client that took no part in the round."""

@@ -27,10 +27,20 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import check_at_least, check_choice, option
-from fedc2i.core.params import Params, mix, select
+from fedc2i.core.params import Params, mix
 from fedc2i.methods.base import Download, Method, Site, Uploads
-from fedc2i.methods.math.prototypes import average, nearness, prototypes
+from fedc2i.methods.math.prototypes import Prototypes, average, prototypes
+from fedc2i.methods.messages import Message, Parts
 from fedc2i.training.local import Batch
+
+
+@dataclass(frozen=True)
+class ClassFeatures(Message):
+    """What a client sends: prototypes ``(C, d)``, and ``(C,)`` which classes it has, or how many samples of each."""
+
+    prototypes: Tensor
+    class_present: Tensor | None = None
+    class_counts: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -46,14 +56,11 @@ class FedProto(Method):
     weighting: Literal["uniform", "counts"] = option(
         "uniform", "weights of the mean: equal, or by samples of the class (which sends class counts)"
     )
-    inference: Literal["classifier", "prototype"] = option(
-        "classifier", "predict by the classifier or by the nearest shared prototype; the other is scored too"
-    )
     share_model: bool = option(False, "average the models as well: FedAvg with the prototype loss, not the paper's")
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "ld")
-        check_choice(self, "weighting", "inference")
+        check_choice(self, "weighting")
         if not isinstance(self.share_model, bool):
             raise UserError(f"share_model must be true or false, got '{self.share_model}'")
         if self.share_model:
@@ -61,29 +68,28 @@ class FedProto(Method):
 
     def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
         """CE plus the distance of every feature to its class's prototype."""
-        if "prototypes" not in site.received:
+        shared = Prototypes.find(site.received)
+        if shared is None:
             return super().loss(params, batch, site)
         features = site.features(params, batch.x)
-        away = (features - site.received["prototypes"][batch.y]).square().mean(1)
-        away = torch.where(site.received["known"][batch.y], away, 0)
         logits = site.model.head(params, features)
+        away = shared.distances(features, batch.y)
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none") + self.ld * away)
 
     def upload(self, params: Params, data: Batch, site: Site) -> Params:
         """Prototypes with the classes they are of, or how many samples of each; the model only if it is shared."""
         means, counts = prototypes(lambda x: site.features(params, x), data, site.model.classes)
-        sent = {"prototypes": means}
-        sent |= {"class_counts": counts} if self.weighting == "counts" else {"class_present": counts > 0}
+        by_counts = self.weighting == "counts"
+        sent = ClassFeatures(means, None if by_counts else counts > 0, counts if by_counts else None).flat()
         return {**super().upload(params, data, site), **sent} if self.share_model else sent
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """The mean prototype of every class; of shared models, the mean of this round's."""
-        tensors = uploads.tensors
-        members = tensors["class_counts" if self.weighting == "counts" else "class_present"]
-        means, known = average(tensors["prototypes"], members.to(torch.float32))
-        models = select(tensors, lambda name: name not in ("prototypes", "class_counts", "class_present"))
-        shared = {**mix(self.weights(uploads), models), "prototypes": means, "known": known}
-        return Download(shared=shared, clients=uploads.clients), state
+        sent, models = ClassFeatures.read(uploads.tensors), Parts.read(uploads.tensors, ClassFeatures).rest
+        members = sent.class_present if sent.class_counts is None else sent.class_counts
+        assert members is not None
+        means = average(sent.prototypes, members.to(torch.float32))
+        return Download({**mix(self.weights(uploads), models), **means.flat()}, clients=uploads.clients), state
 
     def weights(self, uploads: Uploads) -> Tensor:
         """``(K,)`` weights of the models' mean: of those sent this round, or of all cached ones if none was."""
@@ -93,18 +99,17 @@ class FedProto(Method):
         weights = torch.where(fresh, weights, 0) if bool(fresh.any()) else weights
         return weights / weights.sum()
 
-    def predict(self, params: Params, x: Tensor, site: Site) -> Tensor:
-        """By the classifier or the nearest prototype."""
-        return self._predict(self.inference, params, x, site)
-
     def other_predictions(self, params: Params, x: Tensor, site: Site) -> Mapping[str, Tensor]:
-        """The one of the two that is not the main one."""
-        other: Literal["classifier", "prototype"] = "prototype" if self.inference == "classifier" else "classifier"
-        return {other: self._predict(other, params, x, site)}
+        """By the nearest shared prototype; by the classifier before any has come."""
+        shared, features = Prototypes.find(site.received), site.features(params, x)
+        return {"prototype": site.model.head(params, features) if shared is None else nearness(features, shared)}
 
-    def _predict(self, way: Literal["classifier", "prototype"], params: Params, x: Tensor, site: Site) -> Tensor:
-        """Logits ``(B, C)``; before any prototype has come, the classifier's either way."""
-        features = site.features(params, x)
-        if way == "classifier" or "prototypes" not in site.received:
-            return site.model.head(params, features)
-        return nearness(features, site.received["prototypes"], site.received["known"])
+
+def nearness(features: Tensor, shared: Prototypes) -> Tensor:
+    """Scores ``(B, C)`` of features ``(B, d)``, minus the mean squared distance: the largest is the nearest prototype.
+
+    A class that has no prototype scores below all that have, and stays finite.
+    """
+    scores = -(features[:, None] - shared.prototypes).square().mean(2)
+    lowest = torch.where(shared.known, scores, torch.inf).amin(1, keepdim=True)
+    return torch.where(shared.known, scores, lowest - 1)

@@ -27,11 +27,11 @@ from torch import Tensor
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import check_at_least, check_choice, option
-from fedc2i.core.params import Params
+from fedc2i.core.params import Params, select
 from fedc2i.methods.base import Download, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.math.quadratic_program import project_simplex
-from fedc2i.methods.math.tags import BUFFER, tag, tagged
+from fedc2i.methods.messages import Parts, marked
 from fedc2i.training.local import Batch
 
 
@@ -70,7 +70,7 @@ class PFedGraph(FedAvg):
     def upload(self, params: Params, data: Batch, site: Site) -> Params:
         """The model; what is not trained has no part in the cosines."""
         model = super().upload(params, data, site)
-        return tag(model, model.keys() - set(site.model.trainable), BUFFER)
+        return marked(model, buffers=model.keys() - set(site.model.trainable))
 
     def opening(self, params: Params) -> Params:
         """w_0."""
@@ -78,18 +78,17 @@ class PFedGraph(FedAvg):
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """Every client's mean and, for reports, its row of the graph."""
-        buffers = tagged(uploads.tensors, BUFFER)
-        models = {name: rows for name, rows in uploads.tensors.items() if not name.startswith(BUFFER)}
-        updates = {name: rows - state[name].to(rows) for name, rows in models.items()}
+        parts = Parts.read(uploads.tensors)
+        updates = {name: rows - state[name].to(rows) for name, rows in parts.rest.items()}
         graph = collaboration(cosines(updates), self.weights(uploads), self.alpha, self.snap).to(torch.float32)
-        personal = {name: torch.tensordot(graph.to(rows), rows, 1) for name, rows in {**models, **buffers}.items()}
+        models = {**parts.rest, **parts.buffers}
+        personal = {name: torch.tensordot(graph.to(rows), rows, 1) for name, rows in models.items()}
         return Download(personal={**personal, "influence_vector": graph}, clients=uploads.clients), state
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
         """Its mean; the mean of all means for a client the server has not met yet."""
         start, _ = super().personalise(own, batch, site)
-        graph = {name: row for name, row in site.received.items() if name == "influence_vector"}
-        return start, graph
+        return start, select(site.received, ["influence_vector"])
 
 
 def cosine_distance(now: Tensor, then: Tensor) -> Tensor:

@@ -22,9 +22,9 @@ METHODS = ("local", "fedavg", "fedprox", "fedrep", "fedrod", "fedproto", "fedcal
 VARIANTS = (
     "local",
     "fedavg",
-    "fedc2i:variant=client",
-    "fedc2i:variant=class-local",
-    "fedc2i:variant=class-global",
+    "fedc2i-client",
+    "fedc2i-class-local",
+    "fedc2i-class-global",
     "fedc2i",
 )
 GAMMAS = ("fedc2i:gamma=0.5", "fedc2i:gamma=1.0", "fedc2i:gamma=2.0", "fedc2i", "fedc2i:gamma=10.0")

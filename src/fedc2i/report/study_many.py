@@ -17,7 +17,7 @@ from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_many import FedC2IMany
-from fedc2i.methods.math.gamma import Gamma, perplexity, ramp, scaled
+from fedc2i.methods.math.gamma import Gamma
 from fedc2i.report.study_many_verdict import INFLUENCE, PARTICIPATION, SPLITS, Compared, Measured, Setting
 from fedc2i.report.study_plus import listed, several, trial_of, unfinished
 from fedc2i.runs.cache import Store
@@ -26,9 +26,10 @@ from fedc2i.runs.plan import Observer, Plan, prepare
 DATA = "digit5"
 GAMMAS: Mapping[str, Callable[[int], float | Gamma]] = {  # by the clients of a domain
     "fixed": lambda clients: 5.0,
-    "scaled": lambda clients: scaled(),
-    "ramp": lambda clients: ramp(10),
-    "perplexity": perplexity,  # weights spread evenly over a domain have as many effective models as it has clients
+    "scaled": lambda clients: Gamma("scaled(5)"),
+    "ramp": lambda clients: Gamma("ramp(10)"),
+    # Weights spread evenly over a domain have as many effective models as it has clients.
+    "perplexity": lambda clients: Gamma(f"perplexity({clients})"),
 }
 MANY = "many"  # the preset for many clients, whose γ is adaptive, too
 

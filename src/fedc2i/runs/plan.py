@@ -190,7 +190,7 @@ def prepare(
 
     Args:
         wanted: each a name or ``FILE.py:CLASS``, with or without options of its own behind a colon
-            (``fedc2i:gamma=2,missing=own``), or a `Method`.
+            (``fedc2i:gamma=2,influence_samples=all``), or a `Method`.
         settings: run settings and method options by name. A method option goes to every method that has it.
         data: a data set's name or a `Federation`; ``settings["data"]`` by default.
         model: a name, ``FILE.py:FUNCTION`` or a `Model`; ``settings["model"]`` or the data's preset by default.

@@ -46,15 +46,7 @@ def test_it_lifts_over_clients() -> None:
 def test_average_by_hand() -> None:
     means = torch.tensor([[[2.0], [7.0], [0.0]], [[5.0], [0.0], [0.0]]])  # two clients, three classes
     weights = torch.tensor([[1.0, 4.0, 0.0], [2.0, 0.0, 0.0]])
-    mean, known = prototypes.average(means, weights)
-    assert mean.flatten().tolist() == pytest.approx([4.0, 7.0, 0.0])
-    assert known.tolist() == [True, True, False]
-
-
-def test_the_nearest_prototype_by_hand() -> None:
-    means = torch.tensor([[0.0, 0.0], [4.0, 0.0], [9.0, 9.0]])
-    known = torch.tensor([True, True, False])
-    scores = prototypes.nearness(torch.tensor([[1.0, 0.0], [3.0, 2.0], [9.0, 9.0]]), means, known)
-    assert scores.argmax(1).tolist() == [0, 1, 1]  # (9, 9) is nobody's prototype
-    assert scores[0].tolist() == [-0.5, -4.5, -5.5]
-    assert torch.isfinite(scores).all()
+    found = prototypes.average(means, weights)
+    assert found.prototypes.flatten().tolist() == pytest.approx([4.0, 7.0, 0.0])
+    assert found.known.tolist() == [True, True, False]
+    assert found.distances(torch.tensor([[5.0], [5.0]]), torch.tensor([1, 2])).tolist() == [4.0, 0.0]

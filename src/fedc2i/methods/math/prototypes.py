@@ -6,14 +6,29 @@ Notation: N samples with features ``(N, d)``, labels ``y`` ``(N,)``, weights ``w
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from fedc2i.methods.messages import Message
 from fedc2i.training.local import Batch
 
 AT_ONCE = 500  # images in one forward pass: bounds memory, whatever a client's size
+
+
+@dataclass(frozen=True)
+class Prototypes(Message):
+    """What clients receive: prototypes ``(C, d)``, and ``(C,)`` booleans, which classes have one."""
+
+    prototypes: Tensor
+    known: Tensor
+
+    def distances(self, features: Tensor, y: Tensor) -> Tensor:
+        """``(B,)`` ‖h − P_y‖²/d of features ``(B, d)``; 0 for a sample whose class has no prototype."""
+        away = (features - self.prototypes[y]).square().mean(1)
+        return torch.where(self.known[y], away, 0)
 
 
 def class_means(features: Tensor, y: Tensor, w: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -27,16 +42,7 @@ def class_means(features: Tensor, y: Tensor, w: Tensor, classes: int) -> tuple[T
 
 
 def prototypes(features: Callable[[Tensor], Tensor], data: Batch, classes: int) -> tuple[Tensor, Tensor]:
-    """`class_means` over all of ``data``, a few images at a time.
-
-    Args:
-        features: images ``(B, ...)`` to h(x) ``(B, d)``.
-        data: the samples.
-        classes: C.
-
-    Returns:
-        Prototypes ``(C, d)`` and counts ``(C,)``.
-    """
+    """`class_means` over all of ``data``, a few images at a time; ``features`` maps images to h(x) ``(B, d)``."""
     parts = [
         class_means(features(data.x[low:high]), data.y[low:high], data.w[low:high], classes)
         for low, high in ((low, low + AT_ONCE) for low in range(0, len(data.y), AT_ONCE))
@@ -47,30 +53,12 @@ def prototypes(features: Callable[[Tensor], Tensor], data: Batch, classes: int) 
     return (means * counts[..., None]).sum(0) / total.clamp(min=1)[:, None], total
 
 
-def average(means: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """P_c = Σ_k weights_{k,c} p_{k,c} / Σ_k weights_{k,c}: the prototypes of K clients in one.
+def average(means: Tensor, weights: Tensor) -> Prototypes:
+    """P_c = Σ_k weights_{k,c} p_{k,c} / Σ_k weights_{k,c}: the prototypes ``(K, C, d)`` of K clients in one.
 
-    Args:
-        means: ``(K, C, d)``.
-        weights: ``(K, C)``, 0 where a client lacks the class.
-
-    Returns:
-        Prototypes ``(C, d)``, zero for a class that nobody has, and ``(C,)`` booleans, which classes somebody has.
+    Weights ``(K, C)`` are 0 where a client lacks the class; the prototype of a class that nobody has is zero.
     """
     total = weights.sum(0)
     known = total > 0
     share = weights / torch.where(known, total, 1)
-    return torch.einsum("kc,kcd->cd", share.to(means.dtype), means), known
-
-
-def nearness(features: Tensor, means: Tensor, known: Tensor) -> Tensor:
-    """Scores ``(B, C)`` whose largest is the nearest prototype: minus the mean squared difference to each.
-
-    Args:
-        features: ``(B, d)``.
-        means: ``(C, d)`` prototypes.
-        known: ``(C,)`` booleans; a class that has no prototype scores below all that have, and stays finite.
-    """
-    scores = -(features[:, None] - means).square().mean(2)
-    lowest = torch.where(known, scores, torch.inf).amin(1, keepdim=True)
-    return torch.where(known, scores, lowest - 1)
+    return Prototypes(torch.einsum("kc,kcd->cd", share.to(means.dtype), means), known)

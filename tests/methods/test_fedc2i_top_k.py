@@ -1,4 +1,4 @@
-"""FedC²I with ``top_k``: who is sent what, by hand; what a client makes of a few models; bytes; every engine."""
+"""FedC²I top-k: who is sent what, by hand; what a client makes of a few models; bytes; every engine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.testing import assert_close
 
 import fedc2i
 from fedc2i.core.errors import UserError
-from fedc2i.core.params import VALID, Params, relay, size_in_bytes, stack
+from fedc2i.core.params import Params, size_in_bytes, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.server import Server
 from fedc2i.methods.base import Download, Site, Uploads
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.methods.math.candidates import CANDIDATES, beside, choose, scores, spread
-from fedc2i.methods.plus import FedC2IPlus
+from fedc2i.methods.fedc2i_top_k import Chosen, FedC2ITopK, beside, choose, scores, spread
+from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
 from method_checks import assert_runs_everywhere, in_double, run
@@ -54,15 +54,15 @@ def six(make_federation: Callable[..., Federation]) -> Federation:
 # The choice.
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 3])
-def test_the_best_others_and_one_more(top_k: int) -> None:
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_best_others_and_one_more(k: int) -> None:
     best = [[2, 3, 4, 1], [2, 4, 0, 3], [0, 1, 3, 4], [4, 2, 1, 0], [0, 3, 2, 1]]  # read off SCORES
-    chosen = choose(SCORES, CLIENTS, 3, top_k)
-    assert chosen.shape == (5, top_k + 1)
-    for k, own in enumerate(chosen.tolist()):
+    chosen = choose(SCORES, CLIENTS, 3, k)
+    assert chosen.shape == (5, k + 1)
+    for place, own in enumerate(chosen.tolist()):
         assert own == sorted(set(own))
-        assert k not in own  # though its own score is the highest
-        assert set(best[k][:top_k]) < set(own)
+        assert place not in own  # though its own score is the highest
+        assert set(best[place][:k]) < set(own)
 
 
 def test_the_one_more_is_drawn_by_client_and_round_alone() -> None:
@@ -113,19 +113,19 @@ def uploads_of(model: Model, count: int = 5, round: int = 2, **more: Any) -> Upl
 
 def test_each_receives_its_own_few_models(model: Model) -> None:
     uploads = uploads_of(model)
-    download, _ = FedC2I(top_k=1).combine(uploads, {})
-    index = download.personal[CANDIDATES]
+    download, _ = FedC2ITopK(k=1).combine(uploads, {})
+    index = Chosen.read(download.personal).candidates
     assert torch.equal(index, choose(SCORES, range(5), 2, 1))
-    assert download.shared.keys() == {VALID}
+    assert download.shared.keys() == {"valid"}
     for client in range(5):
         got = download.to(client)
-        assert got.keys() == uploads.tensors.keys() | {VALID, CANDIDATES}
+        assert got.keys() == uploads.tensors.keys() | {"valid", "candidates"}
         for name, rows in uploads.tensors.items():
             assert torch.equal(got[name], rows[index[client]])
 
 
 @pytest.mark.parametrize(
-    ("top_k", "refresh", "round", "reported", "clients", "is_full"),
+    ("k", "refresh", "round", "reported", "clients", "is_full"),
     [
         (1, 5, 2, True, 5, False),
         (1, 5, 4, True, 5, False),
@@ -139,14 +139,13 @@ def test_each_receives_its_own_few_models(model: Model) -> None:
         (9, 5, 2, True, 5, True),
         (1, 5, 2, True, 4, False),
         (1, 5, 2, True, 3, True),
-        (0, 5, 2, True, 5, True),
     ],
 )
 def test_rounds_of_full_exchange(
-    top_k: int, refresh: int, round: int, reported: bool, clients: int, is_full: bool, model: Model
+    k: int, refresh: int, round: int, reported: bool, clients: int, is_full: bool, model: Model
 ) -> None:
     uploads = uploads_of(model, clients, round, **({} if reported else {"reports": {}}))
-    download, _ = FedC2I(top_k=top_k, refresh=refresh).combine(uploads, {})
+    download, _ = FedC2ITopK(k=k, refresh=refresh).combine(uploads, {})
     plain, _ = FedC2I().combine(uploads, {})
     assert (not download.personal) == is_full
     if is_full:
@@ -156,13 +155,13 @@ def test_rounds_of_full_exchange(
 def test_a_server_passes_on_what_its_own_clients_said() -> None:
     seen: list[Uploads] = []
 
-    class Noting(FedC2I):
+    class Noting(FedC2ITopK):
         def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
             seen.append(uploads)
             return super().combine(uploads, state)
 
     samples, models = torch.ones(4), {"w": torch.zeros(4, 1)}
-    server = Server(Noting(top_k=1), samples, models, sources=(0, 2, 3))
+    server = Server(Noting(k=1), samples, models, sources=(0, 2, 3))
     server.receive([0, 1, 3], {"w": torch.ones(3, 1)}, 1)
     server.combine(1)
     assert (seen[-1].round, seen[-1].reports, seen[-1].clients) == (1, {}, (0, 3))
@@ -180,7 +179,7 @@ def test_a_server_passes_on_what_its_own_clients_said() -> None:
 
 def test_nothing_is_reported_to_methods_that_do_not_ask() -> None:
     assert FedC2I().reads_reports == ()
-    assert FedC2I(top_k=2).reads_reports == ("influence_vector", "influence_matrix")
+    assert FedC2ITopK().reads_reports == ("influence_vector", "influence_matrix")
 
 
 # The client.
@@ -198,15 +197,11 @@ def personalise(
 ) -> tuple[Params, dict[str, Tensor]]:
     """Client 2 of 6 receives these models; client -1 is one that the server has nothing of."""
     position = problem.position if position is None else position
-    models, counts = relay(stack(problem.models)), torch.tensor([3, 1, 2, 9, 1])
-    valid = models.pop(VALID)
-    if options.get("untrained_rows") == "exclude":
-        models["class_counts"] = torch.arange(6)[:, None] * torch.ones(5, dtype=torch.int64)  # the first has nothing
-    received = {name: rows[index] for name, rows in models.items()}
-    received |= {VALID: valid, CANDIDATES: torch.tensor(index)}
-    site = Site(split(problem.build, head="2"), counts, torch.tensor(position), received)
+    sent = {name: rows[index] for name, rows in stack(problem.models).items()}
+    received = {**relay(stack(problem.models)), **sent, **Chosen(torch.tensor(index)).flat()}
+    site = Site(split(problem.build, head="2"), torch.ones(5), torch.tensor(position), received)
     batch = Batch(problem.x, problem.y, torch.ones(len(problem.y)).double())
-    start, report = FedC2I(**{"gamma": GAMMA, "top_k": 1, **options}).personalise(own or problem.own, batch, site)
+    start, report = FedC2ITopK(**{"gamma": GAMMA, "k": 1, **options}).personalise(own or problem.own, batch, site)
     return start, dict(report)
 
 
@@ -237,13 +232,9 @@ def test_influence_among_those_received_and_its_own(problem: Problem, index: lis
 @pytest.mark.parametrize(
     "options",
     [
-        {"variant": "client"},
-        {"variant": "class-local"},
-        {"variant": "class-global"},
-        {"influence": "first-order", "class_features": "aggregated"},
+        {"influence": "first-order", "gamma_class": 1.0},
         {"gamma": "scaled(3)"},
-        {"gamma": "perplexity(2)", "missing": "own"},
-        {"untrained_rows": "exclude"},
+        {"gamma": "perplexity(2)"},
     ],
     ids=str,
 )
@@ -252,9 +243,7 @@ def test_every_option_works_on_a_few(problem: Problem, options: dict[str, Any]) 
     index = [0, 1, 4]
     start, report = personalise(problem, index, **options)
     few = among(problem, index)
-    counts = torch.tensor([[3, 1, 2, 9, 1], [0] * 5, [1] * 5, [4] * 5])
-    received = {**relay(stack(few.models)), "class_counts": counts}
-    site = Site(split(problem.build, head="2"), counts[0], torch.tensor(0), received)
+    site = Site(split(problem.build, head="2"), torch.ones(5), torch.tensor(0), relay(stack(few.models)))
     batch = Batch(problem.x, problem.y, torch.ones(len(problem.y)).double())
     want, wanted = FedC2I(**{"gamma": GAMMA, **options}).personalise(problem.own, batch, site)
     assert_same_model(start, want, rtol=0, atol=0)
@@ -267,14 +256,14 @@ def test_every_option_works_on_a_few(problem: Problem, options: dict[str, Any]) 
 
 def test_a_client_the_server_has_nothing_of_starts_from_the_mean_of_what_is_sent(model: Model) -> None:
     uploads = uploads_of(model)
-    download, _ = FedC2I(top_k=1).combine(uploads, {})
-    times = torch.bincount(download.personal[CANDIDATES].flatten(), minlength=5)
+    download, _ = FedC2ITopK(k=1).combine(uploads, {})
+    times = torch.bincount(Chosen.read(download.personal).candidates.flatten(), minlength=5)
     want = {name: torch.einsum("k,k...->...", times / times.sum(), rows) for name, rows in uploads.tensors.items()}
     x = torch.randint(256, (5, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     batch = Batch(x, torch.arange(5) % model.classes, torch.ones(5))
     for own in (model.init(0, 9), {name: tensor * torch.nan for name, tensor in model.init(0, 9).items()}):
         site = Site(model, torch.ones(model.classes), torch.tensor(-1), download.to(9))
-        start, report = FedC2I(top_k=1).personalise(own, batch, site)
+        start, report = FedC2ITopK(k=1).personalise(own, batch, site)
         assert_same_model(start, want, rtol=1e-5, atol=1e-6)
         assert report["influence_vector"].shape == (5,)
         assert report["influence_vector"].isnan().all()
@@ -302,8 +291,8 @@ def test_small_functions_by_hand() -> None:
 
 def test_so_many_that_it_is_everyone_is_the_plain_method(model: Model, six: Federation) -> None:
     plain, reports = run(FedC2I(), model, six, rounds=3)
-    for top_k in (4, 5, 100):
-        same, others = run(FedC2I(top_k=top_k), model, six, rounds=3)
+    for k in (4, 5, 100):
+        same, others = run(FedC2ITopK(k=k), model, six, rounds=3)
         assert_same_model(same.trained, plain.trained, rtol=0, atol=0)
         assert_same_model(same.received, plain.received, rtol=0, atol=0)
         assert [one.bytes_down for one in reports] == [two.bytes_down for two in others]
@@ -311,9 +300,9 @@ def test_so_many_that_it_is_everyone_is_the_plain_method(model: Model, six: Fede
 
 def test_repeatable_and_independent_of_what_is_evaluated(model: Model, six: Federation) -> None:
     for settings in ({}, {"clients_per_round": 3}):
-        first, reports = run(FedC2I(top_k=1), model, six, rounds=5, **settings)
-        again, others = run(FedC2I(top_k=1), model, six, rounds=5, **settings)
-        seldom, _ = run(FedC2I(top_k=1), model, six, rounds=5, evaluate_every=0, **settings)
+        first, reports = run(FedC2ITopK(k=1), model, six, rounds=5, **settings)
+        again, others = run(FedC2ITopK(k=1), model, six, rounds=5, **settings)
+        seldom, _ = run(FedC2ITopK(k=1), model, six, rounds=5, evaluate_every=0, **settings)
         assert_same_model(again.trained, first.trained, rtol=0, atol=0)
         assert_same_model(seldom.trained, first.trained, rtol=0, atol=0)
         for one, two in zip(reports, others, strict=True):
@@ -322,7 +311,7 @@ def test_repeatable_and_independent_of_what_is_evaluated(model: Model, six: Fede
 
 def test_weights_of_a_run(model: Model, six: Federation) -> None:
     """Rounds 1 and 3 are full; in the others the best of the round before, its own and one more have weight."""
-    _, reports = run(FedC2I(top_k=2, refresh=3), model, six, rounds=5)
+    _, reports = run(FedC2ITopK(k=2, refresh=3), model, six, rounds=5)
     vectors = np.stack([report.influence["influence_vector"] for report in reports])
     matrices = np.stack([report.influence["influence_matrix"] for report in reports])
     np.testing.assert_allclose(vectors.sum(-1), 1, rtol=1e-5)
@@ -340,9 +329,9 @@ def test_bytes_by_hand(model: Model, six: Federation) -> None:
     size, flags, positions = size_in_bytes(model.init(0)), 6, 8
     _, plain = run(FedC2I(), model, six, rounds=1)
     assert (plain[0].bytes_down, plain[0].bytes_up) == (6 * size + flags, size)
-    for top_k in (1, 3):
-        _, reports = run(FedC2I(top_k=top_k, refresh=3), model, six, rounds=4)
-        few = (top_k + 1) * (size + positions) + flags
+    for k in (1, 3):
+        _, reports = run(FedC2ITopK(k=k, refresh=3), model, six, rounds=4)
+        few = (k + 1) * (size + positions) + flags
         assert [report.bytes_down for report in reports] == [6 * size + flags, few, 6 * size + flags, few]
         told = 4 * 6 + 4 * 6 * model.classes  # λ and Λ, with the next upload
         assert [report.bytes_up for report in reports] == [size, size + told, size + told, size + told]
@@ -352,8 +341,7 @@ def test_bytes_by_hand(model: Model, six: Federation) -> None:
     ("kind", "options"),
     [
         ({}, {}),
-        ({"batch_norm": True}, {"untrained_rows": "exclude"}),
-        ({}, {"variant": "client", "gamma": "scaled"}),
+        ({"batch_norm": True}, {"gamma": "scaled"}),
         ({"bias": False}, {"gamma": "ramp(8)", "influence": "first-order"}),
     ],
     ids=str,
@@ -362,7 +350,7 @@ def test_bytes_by_hand(model: Model, six: Federation) -> None:
 def test_every_engine_agrees(
     kind: Any, options: Any, settings: Any, make_model: Callable[..., Model], six: Federation
 ) -> None:
-    model, method = in_double(make_model(**kind)), FedC2I(top_k=1, refresh=3, **options)
+    model, method = in_double(make_model(**kind)), FedC2ITopK(k=1, refresh=3, **options)
     looped, reports = run(method, model, six, rounds=5, **settings)
     for how, rtol, atol in (("stacked", 1e-5, 1e-9), ("workers", 0, 0)):
         more = {"workers": 2} if how == "workers" else {}
@@ -379,19 +367,18 @@ def test_every_engine_agrees(
 
 def test_fewer_clients_at_a_time_change_nothing(model: Model, six: Federation) -> None:
     whole, parts = (
-        run(FedC2I(top_k=1), in_double(model), six, rounds=3, executor="stacked", clients_at_once=many)[0]
+        run(FedC2ITopK(k=1), in_double(model), six, rounds=3, executor="stacked", clients_at_once=many)[0]
         for many in (0, 4)
     )
     assert_same_model(parts.trained, whole.trained, rtol=1e-9)
 
 
-def test_few_clients_and_presets(make_model: Callable[..., Model], make_federation: Callable[..., Federation]) -> None:
-    assert_runs_everywhere(FedC2I(top_k=1), make_model(), make_federation)
-    assert FedC2IPlus(top_k=3).reads_reports
+def test_few_clients(make_model: Callable[..., Model], make_federation: Callable[..., Federation]) -> None:
+    assert_runs_everywhere(FedC2ITopK(k=1), make_model(), make_federation)
 
 
 def test_with_a_topology_only_neighbours_are_sent(model: Model, six: Federation) -> None:
-    _, reports = run(FedC2I(top_k=1), model, six, rounds=4, topology="random:4")
+    _, reports = run(FedC2ITopK(k=1), model, six, rounds=4, topology="random:4")
     heard = ~np.isnan(reports[0].influence["influence_vector"])
     assert (heard.sum(1) == 5).all()
     for report in reports[1:]:
@@ -402,7 +389,7 @@ def test_with_a_topology_only_neighbours_are_sent(model: Model, six: Federation)
 
 def test_a_newcomer_in_a_round_of_few(model: Model, six: Federation) -> None:
     """Four of six a round: some have not been met when others receive a few."""
-    outcome, reports = run(FedC2I(top_k=1, refresh=100), model, six, rounds=3, clients_per_round=4)
+    outcome, reports = run(FedC2ITopK(k=1, refresh=100), model, six, rounds=3, clients_per_round=4)
     assert all(torch.isfinite(tensor).all() for tensor in outcome.received.values())
     vectors = np.stack([report.influence["influence_vector"] for report in reports])
     strangers = np.isnan(vectors).all(-1)
@@ -413,20 +400,20 @@ def test_a_newcomer_in_a_round_of_few(model: Model, six: Federation) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"top_k": -1}, "top_k must be a whole number of at least 0, got '-1'"),
-        ({"top_k": 1.5}, "top_k must be a whole number of at least 0, got '1.5'"),
-        ({"top_k": True}, "top_k must be a whole number of at least 0, got 'True'"),
-        ({"top_k": "all"}, "top_k must be a whole number of at least 0, got 'all'"),
+        ({"k": 0}, "k must be a whole number of at least 1, got '0'"),
+        ({"k": 1.5}, "k must be a whole number of at least 1, got '1.5'"),
+        ({"k": True}, "k must be a whole number of at least 1, got 'True'"),
+        ({"k": "all"}, "k must be a whole number of at least 1, got 'all'"),
         ({"refresh": 0}, "refresh must be a whole number of at least 1, got '0'"),
         ({"refresh": "often"}, "refresh must be a whole number of at least 1, got 'often'"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=f"^{message}$"):
-        FedC2I(**options)
+        FedC2ITopK(**options)
 
 
 def test_it_learns() -> None:
-    result = fedc2i.run(FedC2I(top_k=1, refresh=100), "embedded", rounds=4, evaluate_every=4)
+    result = fedc2i.run(FedC2ITopK(k=1, refresh=100), "embedded", rounds=4, evaluate_every=4)
     assert result.rounds[-1].bytes_down < 0.5 * result.rounds[0].bytes_down
     assert result.rounds[-1].mean("trained") > 40
