@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import Result
-from test_formats import digits, write_h5, write_npz
 from typer.testing import CliRunner
 
 from fedc2i.cli.data import app
 from fedc2i.core.errors import UserError
-from fedc2i.data import converted, digit5
+from fedc2i.data import converted_files, digit5
+from support.published_files import digits, write_npz, write_usps
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,8 @@ def problem(*arguments: str) -> str:
 
 
 def usps(tmp_path: Path, count: int = 1200) -> Path:
-    return write_h5(tmp_path / "data" / "usps.h5", train=digits(count, 16, None), test=digits(100, 16, None))
+    write_usps(tmp_path / "data", count, 100)
+    return tmp_path / "data" / "usps.bz2"
 
 
 def test_ls_of_an_empty_folder() -> None:
@@ -63,7 +64,7 @@ def test_ls_tells_states_apart(tmp_path: Path) -> None:
     assert "`fedc2i data prepare usps` converts it" in text
     assert run("prepare", "usps").exit_code == 0
     entry = next(entry for entry in run_json("ls")["domains"] if entry["domain"] == "usps")
-    assert (entry["state"], entry["paths"]) == ("cached", [str(converted.file_of("digit5", "usps"))])
+    assert (entry["state"], entry["paths"]) == ("cached", [str(converted_files.file_of("digit5", "usps"))])
 
 
 def test_data_dir_option_wins_and_must_exist(tmp_path: Path) -> None:
@@ -92,10 +93,10 @@ def test_prepare_then_check(tmp_path: Path) -> None:
 def test_prepare_replaces_what_is_cached(tmp_path: Path) -> None:
     usps(tmp_path)
     run("prepare", "usps")
-    before = converted.manifest(converted.file_of("digit5", "usps"))
+    before = converted_files.manifest(converted_files.file_of("digit5", "usps"))
     usps(tmp_path, 1500)
     run("prepare", "usps")
-    after = converted.manifest(converted.file_of("digit5", "usps"))
+    after = converted_files.manifest(converted_files.file_of("digit5", "usps"))
     assert before is not None
     assert after is not None
     assert before.sources != after.sources
@@ -110,8 +111,8 @@ def test_prepare_without_files(tmp_path: Path) -> None:
 def test_prepare_with_a_damaged_file_leaves_no_cache(tmp_path: Path) -> None:
     path = usps(tmp_path)
     path.write_bytes(path.read_bytes()[:5000])
-    assert "usps.h5: cannot be read" in problem("prepare", "usps")
-    assert not converted.root().exists()
+    assert "usps.bz2: cannot be read" in problem("prepare", "usps")
+    assert not converted_files.root().exists()
 
 
 def test_check_without_data() -> None:
@@ -141,7 +142,7 @@ def broken(tmp_path: Path, kind: str) -> None:
     if kind == "cut":
         path.write_bytes(path.read_bytes()[:-500])
     elif kind == "checksum":
-        converted.store(path, {"x": np.zeros(1)}, [])
+        converted_files.write(path, {"x": np.zeros(1)}, [])
         write_npz(path, train, test)
 
 
@@ -177,15 +178,15 @@ def test_other_published_files_have_a_place_of_their_own(tmp_path: Path) -> None
         return [before, entry()]
 
     path = usps(tmp_path)
-    assert used() == [("raw", "usps.h5"), ("cached", "usps.npz")]
-    kept = converted.sha256(converted.file_of("digit5", "usps"))
+    assert used() == [("raw", "usps.bz2"), ("cached", "usps.npz")]
+    kept = converted_files.sha256(converted_files.file_of("digit5", "usps"))
     usps(tmp_path, 1500)
     (_, (state, other)) = found = used()
-    assert found[0] == ("raw", "usps.h5")
+    assert found[0] == ("raw", "usps.bz2")
     assert state == "cached"
     assert other.startswith("usps-")
     assert used() == [("cached", other)] * 2
-    assert converted.sha256(converted.file_of("digit5", "usps")) == kept
+    assert converted_files.sha256(converted_files.file_of("digit5", "usps")) == kept
     path.unlink()
     assert used() == [("cached", "usps.npz")] * 2
 
@@ -193,7 +194,7 @@ def test_other_published_files_have_a_place_of_their_own(tmp_path: Path) -> None
 def test_files_that_come_and_go_as_people_look_are_no_others(tmp_path: Path) -> None:
     (tmp_path / "amazon" / "bike").mkdir(parents=True)
     (tmp_path / "amazon" / "bike" / "1.jpg").write_bytes(b"image")
-    before = converted.fingerprint(tmp_path / "amazon")
+    before = converted_files.fingerprint(tmp_path / "amazon")
     for name in (".DS_Store", "Thumbs.db"):
         (tmp_path / "amazon" / "bike" / name).write_bytes(b"more")
-    assert converted.fingerprint(tmp_path / "amazon") == before
+    assert converted_files.fingerprint(tmp_path / "amazon") == before

@@ -1,7 +1,7 @@
+"""Arrays in memory and in npz files; bad files are in ``tests/faults/bad_inputs.py``."""
+
 from __future__ import annotations
 
-import contextlib
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,8 @@ def test_doubtful_shapes_are_refused(shape: tuple[int, ...]) -> None:
         from_arrays({"a": content})
 
 
-@given(
-    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=4),
-    channels_first=st.booleans(),
-    classes=st.integers(1, 5),
-)
-@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=4), st.booleans(), st.integers(1, 5))
+@settings(max_examples=25)
 def test_from_arrays_keeps_every_pixel_and_label(sizes: list[int], channels_first: bool, classes: int) -> None:
     content = {f"client {n}": some(size, (8, 8, 3), classes) for n, size in enumerate(sizes)}
     passed = {
@@ -121,97 +117,10 @@ def test_image_size_brings_unequal_clients_together(tmp_path: Path) -> None:
     assert load(tmp_path, image_size=16).image_shape == (3, 16, 16)
 
 
-def test_class_names(tmp_path: Path) -> None:
-    names = np.array(["cat", "dog", "cow"])
-    write(tmp_path, "a", some() | {"classes": names})
+def test_one_file_may_name_the_classes_of_all(tmp_path: Path) -> None:
+    write(tmp_path, "a", some() | {"classes": np.array(["cat", "dog", "cow"])})
     write(tmp_path, "b", some())
     assert load(tmp_path).classes == ("cat", "dog", "cow")
-    write(tmp_path, "b", some() | {"classes": names[::-1]})
-    with pytest.raises(UserError) as refused:
-        load(tmp_path)
-    assert str(refused.value) == (
-        f"{tmp_path}: 'classes' differs between clients: a.npz has cat, dog, cow; b.npz has cow, dog, cat; write one "
-        "list of all of them into every file, and number its labels by it"
-    )
-    write(tmp_path, "b", some() | {"classes": np.array(["cat", "cat"])})
-    with pytest.raises(UserError, match="expected are distinct strings"):
-        load(tmp_path)
-    write(tmp_path, "b", some())
-    write(tmp_path, "a", some() | {"classes": names[:2]})
-    with pytest.raises(UserError, match=r"label 2 is out of range, allowed are 0\.\.1"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x_train": None, "y_test": None}, "client 'a': missing x_train, y_test; needed are x_train"),
-        ({"x_val": np.zeros(3)}, "client 'a': unknown x_val"),
-        ({"x_validation": np.zeros((0, 8, 9), np.uint8)}, "missing y_validation"),
-        ({"x_train": np.zeros((6, 8, 9))}, "x_train: type float64, but uint8 images 0..255 are expected"),
-        ({"x_test": np.zeros((3, 8, 9), np.int64)}, "x_test: type int64, but uint8 images"),
-        ({"y_train": np.zeros(6)}, "y_train: float64 of shape .* but whole numbers"),
-        ({"y_train": np.zeros((6, 1), int)}, "y_train: int64 of shape .* but whole numbers"),
-        ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "y_train: label -1 is out of range"),
-        ({"y_test": np.array([0, 1, 2**63], np.uint64)}, "y_test: label 9223372036854775808 is out of range"),
-        ({"y_test": np.arange(2)}, "x_test has 3 images but y_test has 2 labels"),
-        ({"x_test": np.zeros((0, 8, 9), np.uint8), "y_test": np.zeros(0, int)}, "test: no samples"),
-        ({"y_train": np.array([{}, 1], dtype=object)}, r"a\.npz, y_train: an array of Python objects"),
-        ({"classes": np.array(["a", None], dtype=object)}, r"a\.npz, classes: an array of Python objects"),
-        ({"classes": np.arange(3)}, "expected are distinct strings"),
-    ],
-)
-def test_wrong_content(tmp_path: Path, change: Arrays, message: str) -> None:
-    content = {key: value for key, value in (some() | change).items() if value is not None}
-    write(tmp_path, "a", content)
-    with pytest.raises(UserError, match=message) as caught:
-        load(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        (
-            "{'descr': '|u1', 'fortran_order': False, 'shape': (600000000, 8, 9)}",
-            "declares 43,200,000,000 bytes but the archive holds 432",
-        ),
-        ("{'descr': '|u1', 'fortran_order': False, 'shape': (-6, -8, 9)}", "cannot be read"),
-        ("{'descr': '|O', 'fortran_order': False, 'shape': (54,)}", "an array of Python objects"),
-        ("{'descr': '|u1', 'fortran_order': False, 'shape': (", "cannot be read"),
-        ("{'descr': '|u1', b'fortran_order': False, 'shape': (432,)}", "cannot be read"),
-        (",1", "cannot be read"),
-        ("(" * 9000, "cannot be read"),
-        ("-" * 9000 + "1", "cannot be read"),
-        (" " * 30000, "cannot be read"),
-    ],
-)
-def test_hostile_headers(tmp_path: Path, header: str, message: str) -> None:
-    line = header.encode() + b"\n"
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        archive.writestr("x_train.npy", b"\x93NUMPY\x01\x00" + len(line).to_bytes(2, "little") + line + bytes(432))
-    with pytest.raises(UserError, match=message) as caught:
-        load(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("packing", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
-def test_a_packing_that_numpy_does_not_use(tmp_path: Path, packing: int) -> None:
-    """Of damaged LZMA Python raises an error of its own, and before that it makes as much room as the file says."""
-    with zipfile.ZipFile(tmp_path / "a.npz", "w", packing) as archive:
-        archive.writestr("x_train.npy", bytes(5000))
-    raw = bytearray((tmp_path / "a.npz").read_bytes())
-    raw[60] ^= 0xFF
-    (tmp_path / "a.npz").write_bytes(raw)
-    with pytest.raises(UserError, match=r"a\.npz: packed in a way that numpy does not use, allowed are stored and"):
-        load(tmp_path)
-
-
-def test_unknown_version_of_the_format(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        archive.writestr("x_train.npy", b"\x93NUMPY\x03\x00" + bytes(100))
-    with pytest.raises(UserError, match=r"allowed are 1\.0 and 2\.0"):
-        load(tmp_path)
 
 
 def test_zip_bomb_and_sheer_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,40 +135,8 @@ def test_zip_bomb_and_sheer_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         load(tmp_path)
 
 
-@given(cut=st.integers(0, 1200), flips=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=4))
-@settings(max_examples=80, deadline=None)
-def test_damaged_archives_load_or_are_refused(
-    tmp_path_factory: pytest.TempPathFactory, cut: int, flips: list[tuple[int, int]]
-) -> None:
-    root = write(tmp_path_factory.mktemp("npz"), "a", some())
-    raw = bytearray((root / "a.npz").read_bytes())
-    for place, value in flips:
-        raw[place % len(raw)] = value
-    (root / "a.npz").write_bytes(raw[: len(raw) - cut] if not flips else raw)
-    with contextlib.suppress(UserError):
-        load(root)
-
-
-@pytest.mark.parametrize("name", ["a.npy", "notes.txt", "folder.npz/"])
-def test_stray_files(tmp_path: Path, name: str) -> None:
-    write(tmp_path, "a", some())
-    (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).write_text("")
-    with pytest.raises(UserError, match=r"not a <client>\.npz file"):
-        load(tmp_path)
-
-
-def test_missing_empty_and_not_a_zip(tmp_path: Path) -> None:
+def test_a_directory_is_needed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a directory is needed"):
         arrays.load("", data_dir=None, image_size=None)
     with pytest.raises(UserError, match="not a readable directory"):
         load(tmp_path / "nowhere")
-    (tmp_path / "README.md").write_text("")
-    with pytest.raises(UserError, match=r"no clients, expected one <client>\.npz"):
-        load(tmp_path)
-    (tmp_path / "a.npz").write_text("text")
-    with pytest.raises(UserError, match=r"a\.npz: cannot be read as an \.npz archive"):
-        load(tmp_path)
-    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
-        archive.writestr("x_train.npy", "text")
-    with pytest.raises(UserError, match=r"a\.npz: cannot be read as an \.npz archive"):
-        load(tmp_path)

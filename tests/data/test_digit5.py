@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedShuffleSplit
-from test_formats import digits, write_h5, write_idx, write_libsvm, write_mat, write_npz, write_png_folder
 
 from fedc2i.core.errors import UserError
-from fedc2i.data import benchmark_cut, catalog, converted, digit5, images
+from fedc2i.data import benchmark_cut, catalog, converted_files, digit5, images
+from support.published_files import digits, write_idx, write_mat, write_npz, write_png_folder, write_usps
 
 SHARED = Path(os.environ.get("FEDC2I_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 real_data = pytest.mark.skipif(not (SHARED / "digit5").is_dir(), reason="the benchmark's data is not on this machine")
@@ -74,8 +74,7 @@ def write_published(folder: Path, key: str) -> None:
             write_idx(folder / f"{part}-images-idx3-ubyte.gz", x)
             write_idx(folder / f"{part}-labels-idx1-ubyte.gz", y)
     elif key == "usps":
-        write_libsvm(folder / "usps.bz2", *train)
-        write_libsvm(folder / "usps.t.bz2", *test)
+        write_usps(folder, 1200, 150)
     elif key == "mnistm":
         write_png_folder(folder / "mnist_m_train", *train)
         write_png_folder(folder / "mnist_m_test", *test)
@@ -106,7 +105,7 @@ def test_every_published_format_is_found_and_converted_once(tmp_path: Path, own_
 def test_conversion_is_fedbn_s_cut(tmp_path: Path) -> None:
     write_published(tmp_path / "svhn", "svhn")
     digit5.load("svhn", data_dir=tmp_path, image_size=None)
-    stored = np.load(converted.file_of("digit5", "svhn"))
+    stored = np.load(converted_files.file_of("digit5", "svhn"))
     x = np.concatenate([digits(count, 32)[0] for count in (1200, 150)])
     y = np.concatenate([digits(count, 32)[1] for count in (1200, 150)])
     splitter = StratifiedShuffleSplit(n_splits=1, test_size=0.2, random_state=0)
@@ -122,14 +121,13 @@ def test_numbers_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for key, kept in (("mnist", 270), ("usps", 270), ("svhn", 50)):
         write_published(tmp_path / key, key)
         digit5.load(key, data_dir=tmp_path, image_size=None)
-        stored = np.load(converted.file_of("digit5", key))
+        stored = np.load(converted_files.file_of("digit5", key))
         assert (len(stored["y_train"]), len(stored["y_test"])) == (900, kept)
 
 
-def test_usps_as_h5_and_mnistm_as_npz(tmp_path: Path) -> None:
-    write_h5(tmp_path / "usps.h5", train=digits(1200, 16, None), test=digits(150, 16, None))
+def test_mnistm_as_npz(tmp_path: Path) -> None:
     write_npz(tmp_path / "mnist_m.npz", digits(1200, 28), digits(150, 28))
-    assert digit5.load("usps,mnistm", data_dir=tmp_path, image_size=None).names == ("USPS", "MNIST-M")
+    assert digit5.load("mnistm", data_dir=tmp_path, image_size=None).names == ("MNIST-M",)
 
 
 def test_files_of_fashion_mnist_are_not_taken_for_mnist(tmp_path: Path) -> None:
@@ -170,9 +168,9 @@ def test_too_few_training_images(tmp_path: Path) -> None:
     write_npz(tmp_path / "usps.npz", digits(800, 28), digits(100, 28))
     with pytest.raises(UserError, match="USPS has 800 training images, the benchmark takes 817"):
         digit5.load("usps", data_dir=tmp_path, image_size=None)
-    write_h5(tmp_path / "usps.h5", train=digits(10, 16, None), test=digits(5, 16, None))
+    write_usps(tmp_path, 10, 5)
     (tmp_path / "usps.npz").unlink()
-    with pytest.raises(UserError, match=r"usps\.h5: cannot be split"):
+    with pytest.raises(UserError, match=r"usps\.bz2: cannot be split"):
         digit5.load("usps", data_dir=tmp_path, image_size=None)
 
 

@@ -1,3 +1,5 @@
+"""Folders of images; bad ones are in ``tests/faults/bad_inputs.py``."""
+
 from __future__ import annotations
 
 import itertools
@@ -130,121 +132,6 @@ def test_hidden_files_readme_and_what_windows_leaves_are_ignored(tmp_path: Path)
     assert len(load(tmp_path).clients[0].train) == 4
 
 
-def break_missing(root: Path) -> None:
-    (root / "a").rename(root.parent / "elsewhere")
-    root.rmdir()
-
-
-def break_no_clients(root: Path) -> None:
-    (root / "a").rename(root.parent / "elsewhere")
-
-
-def break_mixed_in_client(root: Path) -> None:
-    picture(root / "a" / "train" / "x" / "1.png")
-
-
-def break_mixed_between_clients(root: Path) -> None:
-    picture(root / "b" / "train" / "x" / "1.png")
-    picture(root / "b" / "test" / "x" / "1.png")
-
-
-def break_empty_class(root: Path) -> None:
-    (root / "a" / "empty").mkdir()
-
-
-def break_empty_client(root: Path) -> None:
-    (root / "b").mkdir()
-
-
-def break_one_image(root: Path) -> None:
-    picture(root / "b" / "x" / "1.png")
-
-
-def break_corrupt(root: Path) -> None:
-    path = root / "a" / "x" / "3.png"
-    path.write_bytes(path.read_bytes()[:40])
-
-
-def break_float(root: Path) -> None:
-    Image.fromarray(np.zeros((8, 8), np.float32)).save(root / "a" / "x" / "float.tif")
-
-
-def break_file_as_client(root: Path) -> None:
-    (root / "labels.csv").write_text("")
-
-
-def break_file_as_class(root: Path) -> None:
-    picture(root / "a" / "stray.png")
-
-
-def break_no_image(root: Path) -> None:
-    (root / "a" / "x" / "notes.txt").write_text("")
-
-
-def break_too_deep(root: Path) -> None:
-    picture(root / "a" / "x" / "more" / "1.png")
-
-
-def break_loop_to_parent(root: Path) -> None:
-    (root / "a" / "loop").symlink_to(root)
-
-
-def break_loop_to_itself(root: Path) -> None:
-    (root / "a" / "loop").symlink_to(root / "a" / "loop")
-
-
-def break_dangling(root: Path) -> None:
-    (root / "a" / "x" / "gone.png").symlink_to(root / "nowhere.png")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (break_missing, "data: not a readable directory"),
-        (break_no_clients, "data: no client folders, expected DIR/"),
-        (break_mixed_in_client, "a: mixed layouts, 'train' beside 'x'"),
-        (break_mixed_between_clients, "data: mixed layouts, 'b' has .* but 'a' has none"),
-        (break_empty_class, "a/empty: an empty class folder"),
-        (break_empty_client, "b: an empty client folder"),
-        (break_one_image, "b: 1 image, at least one for training and one for test"),
-        (break_corrupt, r"x/3\.png: cannot be read as an image"),
-        (break_float, r"x/float\.tif: cannot be read as an image .*8 or 16 bits"),
-        (break_file_as_client, r"labels\.csv: a file where a folder per client is expected"),
-        (break_file_as_class, r"stray\.png: a file where a folder per class or split is expected"),
-        (break_no_image, r"notes\.txt: not an image file, expected are files ending in \.png"),
-        (break_too_deep, "x/more: a folder, expected are files"),
-        (break_loop_to_parent, "a/loop: a symbolic link that leads back"),
-        (break_loop_to_itself, "a/loop: a symbolic link that is broken or loops"),
-        (break_dangling, r"gone\.png: a symbolic link that is broken or loops"),
-    ],
-)
-def test_errors(tmp_path: Path, damage: object, message: str) -> None:
-    root = tmp_path / "data"
-    divided(root, "a", {"x": 5, "y": 5})
-    assert callable(damage)
-    damage(root)
-    with pytest.raises(UserError, match=message) as caught:
-        load(root)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("places", "message"),
-    [
-        (["train/x"], "a: no test images"),
-        (["test/x"], "a: no train images"),
-        (["train/x", "test/x", "test/z"], "class 'z' has test images but no training image in any client"),
-        (["train/x", "test/x", "val/z"], "class 'z' has validation images but no training image in any client"),
-        (["train/x", "test/x", "val/x", "validation/x"], "both 'val' and 'validation'"),
-    ],
-)
-def test_errors_of_given_splits(tmp_path: Path, places: list[str], message: str) -> None:
-    for place in places:
-        picture(tmp_path / "a" / place / "1.png")
-    with pytest.raises(UserError, match=message):
-        load(tmp_path)
-
-
 def test_linked_folders_elsewhere_are_followed(tmp_path: Path) -> None:
     divided(tmp_path / "store", "a", {"x": 5})
     (tmp_path / "data").mkdir()
@@ -252,6 +139,8 @@ def test_linked_folders_elsewhere_are_followed(tmp_path: Path) -> None:
     assert load(tmp_path / "data").names == ("linked",)
 
 
-def test_directory_is_needed() -> None:
+def test_a_directory_is_needed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a directory is needed"):
         folder.load("", data_dir=None, image_size=None)
+    with pytest.raises(UserError, match="not a readable directory"):
+        load(tmp_path / "nowhere")

@@ -1,9 +1,8 @@
-"""Office-10: the preset on the real data, folders with and without split lists, and hostile lists."""
+"""Office-10: the preset on the real data, and folders with and without the images of FedBN's split."""
 
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,12 @@ import pytest
 from PIL import Image
 
 from fedc2i.core.errors import UserError
-from fedc2i.data import converted, office10
+from fedc2i.data import converted_files, office10
 from fedc2i.data.catalog import OFFICE_CLASSES
 
 SHARED = Path(os.environ.get("FEDC2I_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 real_data = pytest.mark.skipif(not (SHARED / "office10").is_dir(), reason="the benchmark's data is not on this machine")
+SIZES = {"amazon": (766, 192), "caltech": (898, 225), "dslr": (125, 32), "webcam": (236, 59)}
 
 
 @pytest.fixture(autouse=True)
@@ -50,22 +50,31 @@ def test_training_and_validation_do_not_overlap_on_the_real_data() -> None:
         np.testing.assert_array_equal(split.y.numpy(), y[rows])
 
 
+@pytest.mark.parametrize("domain", SIZES)
+def test_split_names_are_disjoint_files_of_the_ten_classes(domain: str) -> None:
+    train, test = office10.split_names(domain)
+    assert (len(train), len(test)) == SIZES[domain]
+    assert len({*train, *test}) == len(train) + len(test)
+    assert {name.split("/")[0] for name in train} == set(OFFICE_CLASSES)
+    assert all(len(Path(name).parts) == 2 and name.endswith(".jpg") for name in (*train, *test))
+
+
+@real_data
+@pytest.mark.parametrize("domain", SIZES)
+def test_split_names_are_those_of_the_real_data(domain: str) -> None:
+    stored = np.load(SHARED / "office10" / f"{domain}.npz")
+    for part, names in zip(("train", "test"), office10.split_names(domain), strict=True):
+        assert stored[f"names_{part}"].tolist() == names
+
+
 @pytest.mark.skipif(not (SHARED / "office10" / "images" / "webcam").is_dir(), reason="no original images here")
-def test_originals_with_lists_give_the_published_arrays(tmp_path: Path) -> None:
+def test_the_original_images_give_the_published_arrays(tmp_path: Path) -> None:
     stored = np.load(SHARED / "office10" / "webcam.npz")
     (tmp_path / "webcam").symlink_to(SHARED / "office10" / "images" / "webcam", target_is_directory=True)
-    for part in ("train", "test"):
-        names = [str(name) for name in stored[f"names_{part}"]]
-        content = (
-            [f"../data/office_caltech_10/webcam/{name}" for name in names],
-            [name.split("/")[0] for name in names],
-        )
-        (tmp_path / f"webcam_{part}.pkl").write_bytes(pickle.dumps(content))
-    federation = office10.load("webcam", data_dir=tmp_path, image_size=None)
-    assert federation.notes == ()
-    stored_file = np.load(converted.file_of("office10", "webcam"))
+    assert office10.load("webcam", data_dir=tmp_path, image_size=None).notes == ()
+    written = np.load(converted_files.file_of("office10", "webcam"))
     for key in ("x_train", "y_train", "x_test", "y_test"):
-        np.testing.assert_array_equal(stored_file[key], stored[key])
+        np.testing.assert_array_equal(written[key], stored[key])
 
 
 def write_folder(folder: Path, per_class: int = 5) -> Path:
@@ -79,27 +88,10 @@ def write_folder(folder: Path, per_class: int = 5) -> Path:
     return folder
 
 
-def write_lists(folder: Path, train: list[str], test: list[str], labels: list[str | int] | None = None) -> None:
-    for part, entries in (("train", train), ("test", test)):
-        content = (entries, labels or [entry.split("/")[-2] for entry in entries])
-        folder.with_name(f"{folder.name}_{part}.pkl").write_bytes(pickle.dumps(content))
-
-
-def test_folder_without_lists(tmp_path: Path) -> None:
-    write_folder(tmp_path / "office" / "dslr")
-    federation = office10.load("dslr", data_dir=tmp_path, image_size=None)
-    assert federation.notes == ("DSLR has no split lists, so its split is a stratified 80/20 one, not FedBN's.",)
-    assert federation.clients[0].train.y.bincount().tolist() == [4] * 10
-    assert federation.clients[0].test.y.bincount().tolist() == [1] * 10
-    again = office10.load("dslr", data_dir=tmp_path, image_size=None)
-    assert again.checksums == federation.checksums
-    assert again.notes == federation.notes
-
-
-def test_split_lists_set_members_and_order(tmp_path: Path) -> None:
+def test_the_split_names_set_members_and_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_folder(tmp_path / "dslr")
-    train = [f"../data/dslr/{name}/frame_{row:04}.jpg" for row in (3, 0) for name in reversed(OFFICE_CLASSES)]
-    write_lists(folder, train, ["/elsewhere/dslr/mug/frame_0001.jpg"])
+    train = [f"{name}/frame_{row:04}.jpg" for row in (3, 0) for name in reversed(OFFICE_CLASSES)]
+    monkeypatch.setattr(office10, "split_names", lambda domain: (train, ["mug/frame_0001.jpg"]))
     federation = office10.load("dslr", data_dir=tmp_path, image_size=None)
     assert federation.clients[0].train.y.tolist() == [*range(9, -1, -1)] * 2
     assert federation.clients[0].test.y.tolist() == [8]
@@ -108,68 +100,38 @@ def test_split_lists_set_members_and_order(tmp_path: Path) -> None:
     np.testing.assert_array_equal(federation.clients[0].test.x[0].numpy().transpose(1, 2, 0), want)
 
 
-def test_numbers_as_labels(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "dslr")
-    write_lists(folder, ["mug/frame_0000.jpg"], ["mug/frame_0001.jpg"], [8])
-    assert office10.load("dslr", data_dir=tmp_path, image_size=16).clients[0].train.y.tolist() == [8]
-
-
-@pytest.mark.parametrize(
-    ("entry", "label", "message"),
-    [
-        ("../../mug/../secret.jpg", "mug", "does not end in"),
-        ("..", "mug", "does not end in"),
-        ("dslr/secret/secret.jpg", "secret", "class 'secret' labelled 'secret', allowed are back_pack"),
-        ("mug/frame_0000.jpg", "bike", "class 'mug' labelled 'bike'"),
-        ("mug/frame_0000.jpg", 3, "class 'mug' labelled '3'"),
-        ("mug/absent.jpg", "mug", "is not a file inside"),
-        ("mug/link.jpg", "mug", "is not a file inside"),
-    ],
-)
-def test_lists_that_lead_elsewhere(tmp_path: Path, entry: str, label: str | int, message: str) -> None:
-    folder = write_folder(tmp_path / "data" / "dslr")
-    secret = tmp_path / "secret.jpg"
-    Image.new("RGB", (9, 9)).save(secret)
-    (folder / "mug" / "link.jpg").symlink_to(secret)
-    write_lists(folder, [entry], ["mug/frame_0001.jpg"], [label])
-    with pytest.raises(UserError, match=message):
-        office10.load("dslr", data_dir=tmp_path / "data", image_size=None)
-
-
-def test_half_a_pair_of_lists_and_empty_lists(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "dslr")
-    write_lists(folder, [], [])
-    with pytest.raises(UserError, match=r"dslr_train\.pkl: the list is empty"):
-        office10.load("dslr", data_dir=tmp_path, image_size=None)
-    (tmp_path / "dslr_test.pkl").unlink()
-    with pytest.raises(UserError, match=r"dslr_train\.pkl: the other of"):
-        office10.load("dslr", data_dir=tmp_path, image_size=None)
+def test_a_folder_of_other_images_gets_a_stratified_split(tmp_path: Path) -> None:
+    write_folder(tmp_path / "office" / "dslr")
+    federation = office10.load("dslr", data_dir=tmp_path, image_size=None)
+    missing = next(name for name in office10.split_names("dslr")[0] if int(name[-8:-4]) > 4)
+    (note,) = federation.notes
+    assert missing in note
+    assert "stratified 80/20" in note
+    assert federation.clients[0].train.y.bincount().tolist() == [4] * 10
+    assert federation.clients[0].test.y.bincount().tolist() == [1] * 10
+    again = office10.load("dslr", data_dir=tmp_path, image_size=None)
+    assert (again.checksums, again.notes) == (federation.checksums, federation.notes)
 
 
 def test_other_classes_are_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "caltech")
     (folder / "mug").rename(folder / "041.coffee-mug")
-    with pytest.raises(UserError, match=r"class folder '041\.coffee-mug' is not known, allowed are back_pack, bike"):
+    with pytest.raises(UserError, match=r"'041\.coffee-mug' is not known, allowed are back_pack, bike"):
         office10.load("caltech", data_dir=tmp_path, image_size=None)
     (folder / "041.coffee-mug").rename(tmp_path / "aside")
-    with pytest.raises(UserError, match="class folder 'mug' is missing"):
+    with pytest.raises(UserError, match="'mug' is missing"):
         office10.load("caltech", data_dir=tmp_path, image_size=None)
 
 
-def test_damaged_image_and_too_few_images(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "dslr")
-    image = folder / "mug" / "frame_0001.jpg"
+def test_damaged_image_too_few_and_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = write_folder(tmp_path / "dslr") / "mug" / "frame_0001.jpg"
     image.write_bytes(image.read_bytes()[:300])
     with pytest.raises(UserError, match=r"frame_0001\.jpg: cannot be read as an image"):
         office10.load("dslr", data_dir=tmp_path, image_size=None)
     write_folder(tmp_path / "webcam", per_class=1)
     with pytest.raises(UserError, match="webcam: cannot be split"):
         office10.load("webcam", data_dir=tmp_path, image_size=None)
-
-
-def test_too_many_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_folder(tmp_path / "dslr")
-    monkeypatch.setattr(office10, "_MAX_IMAGES", 3)
+    monkeypatch.setattr(office10, "MAX_IMAGES", 3)
     with pytest.raises(UserError, match="40 images, allowed are 3"):
         office10.load("dslr", data_dir=tmp_path, image_size=None)
 

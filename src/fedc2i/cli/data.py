@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedc2i.core.errors import UserError
-from fedc2i.data import catalog, converted, digit5, office10
+from fedc2i.data import catalog, converted_files, digit5, office10
 from fedc2i.data.catalog import Convert, DomainStatus
 from fedc2i.data.formats import Labels
 
@@ -38,11 +38,11 @@ _NAMES = "digit5, office10 or one domain of theirs"
 @app.command("ls")
 def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """What is there, what is missing, and where its authors publish it."""
-    found = catalog.status(data_dir)
+    found = catalog.locate(catalog.DOMAINS, data_dir)
     folder = catalog.data_root(data_dir)
     if as_json:
         _print_json(
-            {"data_dir": str(folder), "cache": str(converted.root()), "domains": [_entry(one) for one in found]}
+            {"data_dir": str(folder), "cache": str(converted_files.root()), "domains": [_entry(one) for one in found]}
         )
         return
     table = Table("set", "domain", "state", "published by", title=escape(f"data in '{folder}'"))
@@ -94,7 +94,7 @@ def prepare(
         if one.state == "raw":
             with console.status(f"converting {one.domain.client}"):
                 prepared = catalog.prepare(one, CONVERTERS[one.domain.source])
-            target = converted.file_of(one.domain.source, one.domain.key)
+            target = converted_files.file_of(one.domain.source, one.domain.key)
             counts = f"{len(prepared.train[1])} training and {len(prepared.test[1])} test images"
             typer.echo(f"{one.domain.client}: {counts} in {target}")
     if missing:
@@ -126,7 +126,7 @@ def _report(one: DomainStatus) -> dict[str, Any]:
     report["path"] = str(path)
     try:
         prepared = catalog.obtain(one, CONVERTERS[one.domain.source])
-        report |= {"sha256": converted.sha256(path), "verified": converted.manifest(path) is not None}
+        report |= {"sha256": converted_files.sha256(path), "verified": converted_files.manifest(path) is not None}
         report["shape"] = list(prepared.train[0].shape[1:])
         for part, (_, labels) in (("train", prepared.train), ("test", prepared.test)):
             report[part] = _counts(one, part, labels)

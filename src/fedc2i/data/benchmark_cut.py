@@ -1,4 +1,4 @@
-"""How the published benchmarks cut their data: by stratum, or the first few of every class."""
+"""How the published benchmarks select their images: stratified by class, or the first few of every class."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedc2i.data.formats import Labels
 
 
 def stratified_split(labels: Labels, where: str) -> tuple[Labels, Labels]:
-    """Rows for training (80 %) and test (20 %) by FedBN's call, which also settles their order.
+    """Rows for training (80 %) and test (20 %), chosen and ordered as in FedBN's code.
 
     Raises:
         UserError: if a class has fewer than two samples, or there are fewer samples than such a split needs.

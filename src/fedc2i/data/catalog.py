@@ -1,8 +1,8 @@
 """The nine benchmark domains: what each is, who publishes it, and where its files lie on this machine.
 
-A domain is taken from the first of: an npz in the data folder, the cache of converted data, and published
-files anywhere in the data folder, which are converted into the cache once. Published files of other names or sizes
-than those the cache was made from have a file of their own there.
+A domain is read from the first of these: an npz in the data folder, the cache of converted data, and published
+files anywhere in the data folder, which are converted into the cache once. Published files with other names or sizes
+than those that the cache was made from get another file in the cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedc2i.core.errors import UserError
-from fedc2i.data import converted
+from fedc2i.data import converted_files
 from fedc2i.data.formats import Labelled, read_npz
 
 OFFICE_CLASSES = (
@@ -32,14 +32,14 @@ State = Literal["ready", "cached", "raw", "missing"]
 
 _MAX_DEPTH = 4
 _MAX_ENTRIES = 500_000  # a bound for a data folder that was set to something like the root of the disk
-# their files bear MNIST's names, or are copies without content
+# folders whose files have MNIST's names, or are copies without content
 _FOREIGN = frozenset(
     {"fashionmnist", "fashion-mnist", "fashion_mnist", "fashion", "kmnist", "emnist", "qmnist", "__macosx"}
 )
 _IDX = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 _FEDBN = "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization"
 _OFFICE = "Saenko et al. 2010, packed by the authors of FedBN"
-_FOLDER = "a folder {0} of ten class folders; {0}_train.pkl, {0}_test.pkl beside it for FedBN's split"
+_FOLDER = "a folder {0} of ten class folders"
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Domain:
 
     Attributes:
         source: the benchmark, ``digit5`` or ``office10``.
-        key: the name in lower case, as it is written on the command line.
+        key: the name on the command line.
         client: the name in tables.
         what: a description in a few words.
         publisher: who publishes the files.
@@ -84,7 +84,7 @@ DOMAINS = (
     Domain(
         "digit5", "usps", "USPS", "digits of scanned envelopes, grey, 16x16",
         "Hull 1994, packed by the authors of LIBSVM", "LIBSVM Data: Classification (Multi-class)",
-        "usps.bz2, usps.t.bz2, or usps.h5", (("usps.bz2", "usps.t.bz2"), ("usps.h5",)),
+        "usps.bz2, usps.t.bz2", (("usps.bz2", "usps.t.bz2"),),
     ),
     Domain(
         "digit5", "synth", "SynthDigits", "rendered digits in many fonts and colours, 32x32",
@@ -121,7 +121,7 @@ DOMAINS = (
 
 @dataclass(frozen=True)
 class DomainStatus:
-    """Where a domain stands: ``paths`` is the npz, or the published files, or empty where it is missing."""
+    """The state of a domain: ``paths`` holds the npz or the published files, nothing if it is missing."""
 
     domain: Domain
     state: State
@@ -129,13 +129,13 @@ class DomainStatus:
 
     @property
     def stand_in(self) -> bool:
-        """Whether this is SynthDigits without a record that it was made from the published files."""
-        return self.domain.key == "synth" and self.state == "ready" and converted.manifest(self.paths[0]) is None
+        """Whether this is SynthDigits, and no manifest shows that it was made from the published files."""
+        return self.domain.key == "synth" and self.state == "ready" and converted_files.manifest(self.paths[0]) is None
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A domain's arrays, and whether they are on record as made from the published files."""
+    """A domain's arrays, and whether a manifest shows that they were made from the published files."""
 
     train: Labelled
     test: Labelled
@@ -190,7 +190,7 @@ def data_root(data_dir: Path | None) -> Path:
 
 
 def locate(domains: Sequence[Domain], data_dir: Path | None, *, raw_only: bool = False) -> list[DomainStatus]:
-    """Where each domain would be taken from; with ``raw_only``, published files alone are looked for."""
+    """Where each domain would be read from; with ``raw_only``, only published files are looked for."""
     folder = data_root(data_dir)
     inside: list[Mapping[str, Path]] | None = None
     found: list[DomainStatus] = []
@@ -201,7 +201,7 @@ def locate(domains: Sequence[Domain], data_dir: Path | None, *, raw_only: bool =
             continue
         inside = list(_folders(folder)) if inside is None else inside
         raw = _match(domain, inside)
-        cached = converted.file_for(domain.source, domain.key, raw)
+        cached = converted_files.file_for(domain.source, domain.key, raw)
         if not raw_only and cached.is_file():
             found.append(DomainStatus(domain, "cached", (cached,)))
         else:
@@ -209,17 +209,8 @@ def locate(domains: Sequence[Domain], data_dir: Path | None, *, raw_only: bool =
     return found
 
 
-def status(data_dir: Path | None) -> list[DomainStatus]:
-    """Where every domain stands, in table order."""
-    return locate(DOMAINS, data_dir)
-
-
 def require(found: Sequence[DomainStatus], data_dir: Path | None) -> None:
-    """Refuse to go on if a domain is missing.
-
-    Raises:
-        UserError: naming all that are missing.
-    """
+    """Raises a `UserError` that names all missing domains, if there are any."""
     missing = [entry.domain for entry in found if entry.state == "missing"]
     if missing:
         names = ", ".join(domain.client for domain in missing)
@@ -230,15 +221,15 @@ def require(found: Sequence[DomainStatus], data_dir: Path | None) -> None:
 
 
 def obtain(entry: DomainStatus, convert: Convert) -> Prepared:
-    """Read a domain that was located; published files are converted into the cache first.
+    """Reads a domain that was located; published files are converted into the cache first.
 
     Raises:
         UserError: if a file is damaged, or differs from its checksum.
     """
     if entry.state == "raw":
-        return prepare(entry, convert, converted.file_for(entry.domain.source, entry.domain.key, entry.paths))
+        return prepare(entry, convert, converted_files.file_for(entry.domain.source, entry.domain.key, entry.paths))
     (path,) = entry.paths
-    manifest = converted.verify(path)
+    manifest = converted_files.verify(path)
     if manifest is None and entry.state == "cached":
         raise UserError(f"{path}: no manifest beside it, run `fedc2i data prepare {entry.domain.key}` again")
     train, test = read_npz(path, CLASSES[entry.domain.source])
@@ -246,19 +237,19 @@ def obtain(entry: DomainStatus, convert: Convert) -> Prepared:
 
 
 def prepare(entry: DomainStatus, convert: Convert, target: Path | None = None) -> Prepared:
-    """Convert a domain's published files into the cache, in the usual place by default; return what was written."""
+    """Converts a domain's published files into the cache, at `converted_files.file_of` for None."""
     domain = entry.domain
-    target = target or converted.file_of(domain.source, domain.key)
+    target = target or converted_files.file_of(domain.source, domain.key)
     logger.info("%s: converting %s into %s, once", domain.client, entry.paths[0].name, target)
     train, test, notes = convert(domain, entry.paths)
     arrays: dict[str, np.ndarray[Any, Any]] = {"x_train": train[0], "y_train": train[1]}
     arrays |= {"x_test": test[0], "y_test": test[1]}
-    converted.store(target, arrays, entry.paths, notes)
+    converted_files.write(target, arrays, entry.paths, notes)
     return Prepared(train, test, notes, True)
 
 
 def _folders(root: Path) -> Iterator[Mapping[str, Path]]:
-    """Every folder down to a bounded depth, nearest first, as a map of the names that recipes ask for."""
+    """Every folder down to a limited depth, nearest first: the paths in it by the names that recipes need."""
     wanted = {name for domain in DOMAINS for recipe in domain.recipes for name in recipe}
     queue, left = deque([(root, 0)]), _MAX_ENTRIES
     while queue and left > 0:
@@ -278,15 +269,12 @@ def _folders(root: Path) -> Iterator[Mapping[str, Path]]:
 
 
 def _match(domain: Domain, folders: Sequence[Mapping[str, Path]]) -> tuple[Path, ...]:
-    """The files of the first recipe that is complete in one folder, and for Office-10 the split lists beside."""
+    """The files of the first recipe that is complete in one folder."""
     for known in folders:
         for recipe in domain.recipes:
             if not all(name in known for name in recipe):
                 continue
             paths = tuple(known[name] for name in recipe)
-            if domain.source != "office10":
+            if domain.source != "office10" or any((paths[0] / name).is_dir() for name in OFFICE_CLASSES):
                 return paths
-            if any((paths[0] / name).is_dir() for name in OFFICE_CLASSES):
-                lists = [paths[0].with_name(f"{domain.key}_{part}.pkl") for part in ("train", "test")]
-                return (*paths, *(file for file in lists if file.is_file()))
     return ()

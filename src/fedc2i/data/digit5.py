@@ -1,7 +1,7 @@
 """Digit-5: MNIST, SVHN, USPS, SynthDigits and MNIST-M as five clients that share the ten digits.
 
-The cut is FedBN's (Li et al., ICLR 2021): the published training and test parts are pooled, split 80/20 by
-stratum, and the first 7438 training images kept; a client trains on the first tenth of them.
+Training and test images are those of FedBN (Li et al., ICLR 2021): the published training and test parts are pooled
+and split 80/20, stratified by class, and the first 7438 training images kept. A client trains on the first tenth.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def convert(domain: catalog.Domain, paths: Sequence[Path]) -> tuple[Labelled, La
 
 
 def _pick(parts: Sequence[Labelled], rows: Labels) -> Labelled:
-    """The pooled images at ``rows``, in that order; only these are copied, as the pool can be larger than memory."""
+    """The pooled images at ``rows``, in that order; all of the pool might not fit into memory twice."""
     starts = np.cumsum([0, *(len(labels) for _, labels in parts)])
     labels = np.concatenate([labels for _, labels in parts])[rows]
     picked = [
@@ -107,12 +107,6 @@ def _pick(parts: Sequence[Labelled], rows: Labels) -> Labelled:
         for row, part in zip(rows, np.searchsorted(starts, rows, "right") - 1, strict=True)
     ]
     return images.resize(np.stack(picked), STORED_SIZE), labels
-
-
-def _read_usps(paths: Sequence[Path]) -> list[Labelled]:
-    if paths[0].suffix == ".h5":
-        return [formats.read_usps_h5(paths[0], part) for part in ("train", "test")]
-    return [formats.read_usps_libsvm(path) for path in paths]
 
 
 def _read_mnistm(paths: Sequence[Path]) -> list[Labelled]:
@@ -125,6 +119,6 @@ _READERS: Mapping[str, Callable[[Sequence[Path]], list[Labelled]]] = {
     "mnist": lambda paths: [formats.read_mnist(paths[0], paths[1]), formats.read_mnist(paths[2], paths[3])],
     "svhn": lambda paths: [formats.read_mat(path) for path in paths],
     "synth": lambda paths: [formats.read_mat(path) for path in paths],
-    "usps": _read_usps,
+    "usps": lambda paths: [formats.read_usps(path) for path in paths],
     "mnistm": _read_mnistm,
 }

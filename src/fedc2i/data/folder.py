@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from fedc2i.core.errors import UserError
-from fedc2i.data import converted, images
+from fedc2i.data import images
+from fedc2i.data.converted_files import WINDOWS_FILES
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.data.partition import stratified_order
 
@@ -84,7 +85,7 @@ def entries(directory: Path) -> list[Path]:
         UserError: if it cannot be read, or holds a symbolic link that is broken or leads back to it.
     """
     try:
-        paths = [path for path in directory.iterdir() if not path.name.lower().startswith((".", *converted.LEFT))]
+        paths = [path for path in directory.iterdir() if not path.name.lower().startswith((".", *WINDOWS_FILES))]
     except OSError as error:
         raise UserError(f"{directory}: not a readable directory ({error.strerror})") from None
     paths = [path for path in paths if path.is_dir() or path.stem.lower() != "readme"]

@@ -1,29 +1,32 @@
 """Office-10: Amazon, Caltech, DSLR and WebCam as four clients that share ten classes of office objects.
 
-Training and test images are FedBN's (Li et al., ICLR 2021) by its split lists; without lists, a split of the
-same proportions is made and said so in the notes.
+Training and test images are those of FedBN (Li et al., ICLR 2021). ``office10_split.json`` lists them for each domain
+as ``<class>/<file>``, in the order of the lists that FedBN's authors publish beside the images
+(``<domain>_train.pkl``, ``<domain>_test.pkl``). A folder without these files gets a split of the same proportions,
+and a note says so.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedc2i.core.errors import UserError, one_line
-from fedc2i.data import catalog, images, split_lists
+from fedc2i.core.errors import UserError
+from fedc2i.data import catalog, images
 from fedc2i.data.benchmark_cut import first_per_class, split_of, stratified_split
 from fedc2i.data.catalog import OFFICE_CLASSES
 from fedc2i.data.federation import Client, Federation
-from fedc2i.data.formats import Labelled, require_inside
+from fedc2i.data.formats import Labelled
 
 PRESET: Mapping[str, Any] = {"model": "lenet5", "rounds": 40, "figure_rounds": (1, 4, 10, 40)}
 IMAGE_SIZE = 64
 TRAIN_PER_CLASS, VALIDATION_PER_CLASS = 25, 10
-
-_MAX_IMAGES = 50_000
+MAX_IMAGES = 50_000
 
 
 def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Federation:
@@ -54,26 +57,33 @@ def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Fed
     return Federation(name, tuple(clients), OFFICE_CLASSES, tuple(notes), PRESET)
 
 
+def split_names(domain: str) -> tuple[list[str], list[str]]:
+    """FedBN's training and test images of a domain in lower case, as ``<class>/<file>``."""
+    text = resources.files("fedc2i.data").joinpath("office10_split.json").read_text(encoding="utf-8")
+    lists = json.loads(text)[domain]
+    return lists["train"], lists["test"]
+
+
 def convert(domain: catalog.Domain, paths: Sequence[Path]) -> tuple[Labelled, Labelled, tuple[str, ...]]:
-    """Training and test images of a domain, 64x64, from ``<domain>/<class>/`` and the split lists beside, if any."""
-    folder, *lists = paths
-    _check_folder(folder)
-    if not lists:
-        files = [file for name in OFFICE_CLASSES for file in sorted((folder / name).iterdir()) if images.is_image(file)]
-        labels = np.array([OFFICE_CLASSES.index(file.parent.name) for file in files], dtype=np.int64)
-        train, test = stratified_split(labels, str(folder))
-        note = f"{domain.client} has no split lists, so its split is a stratified 80/20 one, not FedBN's."
-        return _read([files[row] for row in train]), _read([files[row] for row in test]), (note,)
-    if len(lists) == 1:
-        raise UserError(
-            f"{lists[0]}: the other of {domain.key}_train.pkl and {domain.key}_test.pkl is missing beside it"
-        )
-    train_files, test_files = (_listed(folder, path) for path in lists)
-    return _read(train_files), _read(test_files), ()
+    """Training and test images of a domain, 64x64, from ``<domain>/<class>/``."""
+    (folder,) = paths
+    _check_classes(folder)
+    train, test = ([folder / name for name in names] for names in split_names(domain.key))
+    missing = next((file for file in (*train, *test) if not file.is_file()), None)
+    if missing is None:
+        return _read(folder, train), _read(folder, test), ()
+    files = [file for name in OFFICE_CLASSES for file in sorted((folder / name).iterdir()) if images.is_image(file)]
+    train_rows, test_rows = stratified_split(_labels(files), str(folder))
+    note = (
+        f"{domain.client} lacks images of FedBN's split, such as {missing.relative_to(folder).as_posix()}; "
+        "its split is a stratified 80/20 one."
+    )
+    train, test = ([files[row] for row in rows] for rows in (train_rows, test_rows))
+    return _read(folder, train), _read(folder, test), (note,)
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse folders that are not exactly the ten classes."""
+def _check_classes(folder: Path) -> None:
+    """Refuses a folder that does not hold exactly the ten classes."""
     present = {child.name for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")}
     if unknown := sorted(present - set(OFFICE_CLASSES)):
         raise UserError(f"{folder}: class folder '{unknown[0]}' is not known, allowed are {', '.join(OFFICE_CLASSES)}")
@@ -81,24 +91,11 @@ def _check_folder(folder: Path) -> None:
         raise UserError(f"{folder}: class folder '{absent[0]}' is missing")
 
 
-def _listed(folder: Path, path: Path) -> list[Path]:
-    """The files that a split list names, all of them inside ``folder``."""
-    files = []
-    for entry, label in split_lists.read(path):
-        name, file_name = split_lists.class_and_file(path, entry)
-        if name not in OFFICE_CLASSES or label not in (name, OFFICE_CLASSES.index(name)):
-            allowed = ", ".join(OFFICE_CLASSES)
-            raise UserError(
-                f"{path}: class '{one_line(name)}' labelled '{one_line(label)}', allowed are {allowed}, labelled alike"
-            )
-        files.append(require_inside(path, folder, f"{name}/{file_name}"))
-    if not files:
-        raise UserError(f"{path}: the list is empty")
-    return files
+def _labels(files: Sequence[Path]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array([OFFICE_CLASSES.index(file.parent.name) for file in files], dtype=np.int64)
 
 
-def _read(files: Sequence[Path]) -> Labelled:
-    if len(files) > _MAX_IMAGES:
-        raise UserError(f"{files[0].parent.parent}: {len(files):,} images, allowed are {_MAX_IMAGES:,}")
-    labels = np.array([OFFICE_CLASSES.index(file.parent.name) for file in files], dtype=np.int64)
-    return images.read_images(files, IMAGE_SIZE), labels
+def _read(folder: Path, files: Sequence[Path]) -> Labelled:
+    if len(files) > MAX_IMAGES:
+        raise UserError(f"{folder}: {len(files):,} images, allowed are {MAX_IMAGES:,}")
+    return images.read_images(files, IMAGE_SIZE), _labels(files)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fedc2i.data.arrays import from_arrays
 from fedc2i.data.federation import MOST_NAMED, Federation
 from fedc2i.data.sources import load
 
 
 def federation(train: list[list[int]], test: list[list[int]]) -> Federation:
-    import numpy as np
-
     def images(labels: list[int]) -> np.ndarray:
         return np.zeros((len(labels), 16, 16), dtype=np.uint8)
 
