@@ -119,7 +119,7 @@ def test_the_data_folder_is_stored_absolute(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"name": "../a"}, "no name for a site"),
+        ({"name": "../a"}, "not allowed as a site"),
         ({"coordinator": "fed.example.org"}, "no address"),
         ({"coordinator": "0.0.0.0:1"}, "cannot be reached"),
         ({"data": "arrays:nowhere"}, "not a readable directory"),
@@ -192,7 +192,7 @@ SETTINGS = {"name": "a", "data": "embedded", "coordinator": CENTRE}
         ({"image_size": "12"}, "'image_size' must be a whole number, got '12'"),
         ({"image_size": True}, "'image_size' must be a whole number"),
         ({"data": 3}, "'data' must be a text"),
-        ({"name": "a/b"}, "no name for a site"),
+        ({"name": "a/b"}, "not allowed as a site"),
         ({"coordinator": "x"}, "no address"),
         ({"coordinator": None}, "'coordinator' is missing"),
     ],
@@ -305,7 +305,7 @@ def test_sites_are_admitted_listed_and_removed(tmp_path: Path, centre: Path, hos
     assert "more than case" in problem("coordinator", "admit", centre, tmp_path / "b.csr", "--replace")
     assert "cannot be read" in problem("coordinator", "admit", centre, tmp_path / "none.csr")
     assert "not a certificate request" in problem("coordinator", "admit", centre, centre / "ca.crt")
-    assert "no name" in problem("coordinator", "remove", centre, "../ca")
+    assert "not allowed as" in problem("coordinator", "remove", centre, "../ca")
     assert "is removed" in run("coordinator", "remove", centre, "hospital-a")
     assert "no site 'hospital-a'" in problem("coordinator", "remove", centre, "hospital-a")
     assert coordinator_folder.admitted(read_coordinator(centre)) == {}
@@ -316,7 +316,7 @@ def test_what_does_not_belong_among_the_sites(centre: Path, hospital: Path) -> N
     for name, content, reason in (
         ("hospital-a.csr", b"", "not a NAME.pub file"),
         ("a.pub", b"nothing", "not a public key"),
-        ("a b.pub", public, "no name"),
+        ("a b.pub", public, "not allowed as"),
     ):
         (own.sites / name).write_bytes(content)
         assert reason in refusal(coordinator_folder.admitted, own)

@@ -26,7 +26,7 @@ from helpers import write_arrays
 def begun(tmp_path: Path, make_federation: Callable[..., Federation]) -> Job:
     """A run over clients a and b of some arrays, set up and not started."""
     data = write_arrays(tmp_path / "arrays", make_federation((12, 9, 7)))
-    return set_up(Job(tmp_path / "run", "fedavg", {"rounds": 2}), data, {"a": "a", "b": "b"})
+    return set_up(Job(tmp_path / "run", "fedavg", {"rounds": 2}), data, ("a", "b"))
 
 
 def test_everything_that_a_cut_off_run_needs_lies_in_its_folder(begun: Job, tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_everything_that_a_cut_off_run_needs_lies_in_its_folder(begun: Job, tmp_
 
 def test_folders_that_are_to_be_kept_lie_elsewhere_and_stay(begun: Job, tmp_path: Path) -> None:
     site = read_site(begun.out / begun.local / "sites" / "a")
-    kept = set_up(Job(tmp_path / "other", "fedavg"), site.data, {"a": "a"}, tmp_path / "kept")
+    kept = set_up(Job(tmp_path / "other", "fedavg"), site.data, ("a",), tmp_path / "kept")
     assert not (tmp_path / "other" / "federation").exists()
     clear(read_job(tmp_path / "other"))
     assert read_site(kept.out / kept.local / "sites" / "a").folder == tmp_path / "kept" / "sites" / "a"
@@ -66,7 +66,7 @@ def test_what_cannot_be_gone_on_with_says_what_to_do(begun: Job, tmp_path: Path)
     )
     (out / "federation").rename(tmp_path / "lost")
     assert resumed(str(out)) == (
-        f"{out}/federation: the sites' folders are gone, and their models with them; run again with another --out"
+        f"{out}/federation: the sites' folders and models are missing; run again with another --out"
     )
     (out / "job.json").write_text(json.dumps({"local": "federation"}))
     assert resumed(str(out)) == f"{out}/job.json: cannot be read ('out'); run again with another --out"

@@ -15,7 +15,8 @@ pytest.importorskip("flwr.app")
 from fedc2i.core.errors import UserError
 from fedc2i.core.version import __version__
 from fedc2i.data.remote import RemoteFederation, blank_clients
-from fedc2i.deploy.run_description import describe, files, refuse_neighbours, understand
+from fedc2i.deploy.app_files import own_files, reject_local_imports
+from fedc2i.deploy.run_description import describe, understand
 from fedc2i.flower.site import fingerprint
 from fedc2i.methods.base import Method
 from fedc2i.runs.plan import Plan, prepare
@@ -112,7 +113,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     (mine / "both.py").write_text(OWN_METHOD)
     (mine / "other.py").write_text(OWN_MODEL.replace("WIDTH", "4"))
     method, model = f"{mine}/both.py:Shy:shyness=0.25", f"{mine}/other.py:tiny"
-    for place, source in files(method, model).items():
+    for place, source in own_files(method, model).items():
         (app / place).parent.mkdir(parents=True, exist_ok=True)
         (app / place).write_bytes(source.read_bytes())
     return mine, app
@@ -133,8 +134,8 @@ def test_own_files_are_understood_from_the_app_alone(own: tuple[Path, Path]) -> 
 
 
 def test_which_files_an_app_needs(tmp_path: Path) -> None:
-    assert files("fedavg", None) == files("fedc2i:gamma=2", "lenet5") == {}
-    both = files("a/m.py:X:lr=1,mode=b", "m.py:net")
+    assert own_files("fedavg", None) == own_files("fedc2i:gamma=2", "lenet5") == {}
+    both = own_files("a/m.py:X:lr=1,mode=b", "m.py:net")
     assert both == {"plugins/method_m.py": Path("a/m.py"), "plugins/model_m.py": Path("m.py")}
 
 
@@ -159,7 +160,7 @@ def test_a_file_that_needs_another_beside_it_is_refused_before_anything_starts(
     own.write_text(f"{line}\n{OWN_METHOD}")
     for method, model in ((f"{own}:Shy:shyness=0.25", None), ("fedavg", f"{own}:tiny")):
         with pytest.raises(UserError) as refused:
-            refuse_neighbours(method, model)
+            reject_local_imports(method, model)
         assert str(refused.value) == (
             f"{own}: imports '{name}' from beside it, which does not travel to the sites; move what it needs into "
             f"own.py, or install '{name.lstrip('.')}' as a package here and at every site"
@@ -173,26 +174,25 @@ def test_a_file_that_imports_what_is_installed_may_travel(tmp_path: Path, monkey
     (tmp_path / "notes").mkdir()  # no module
     own = tmp_path / "own.py"
     own.write_text(f"import json, numpy, torch.nn, not_there\nimport notes\n{OWN_METHOD}")
-    refuse_neighbours(f"{own}:Shy", f"{own}:tiny")
+    reject_local_imports(f"{own}:Shy", f"{own}:tiny")
     own.write_text("this is no Python")
-    refuse_neighbours(f"{own}:Shy", str(tmp_path / "missing.py:tiny"))  # said by whoever loads them
+    reject_local_imports(f"{own}:Shy", str(tmp_path / "missing.py:tiny"))  # said by whoever loads them
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "lonely.py").write_text("")
     own.write_text("import lonely")  # found from here, but at no site
     with pytest.raises(UserError, match="imports 'lonely' from beside it"):
-        refuse_neighbours(f"{own}:Shy", None)
+        reject_local_imports(f"{own}:Shy", None)
     (tmp_path / "lonely-1.0.dist-info").mkdir()
     (tmp_path / "lonely-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: lonely\nVersion: 1.0\n")
-    refuse_neighbours(f"{own}:Shy", None)  # installed, and so it may be at the sites
+    (tmp_path / "lonely-1.0.dist-info" / "top_level.txt").write_text("lonely\n")
+    reject_local_imports(f"{own}:Shy", None)  # installed, and so it may be at the sites
 
 
 def test_an_own_model_of_another_shape_is_refused(own: tuple[Path, Path]) -> None:
     mine, app = own
     text = describe(plan(model=f"{mine}/other.py:tiny"), 1)
     (app / "plugins" / "model_other.py").write_text(OWN_MODEL.replace("WIDTH", "5"))
-    with pytest.raises(
-        UserError, match=r"its model '.*model_other\.py:tiny' is of another architecture than the coord"
-    ):
+    with pytest.raises(UserError, match=r"its model '.*model_other\.py:tiny' has another architecture than the coord"):
         understand(text, app)
 
 
@@ -242,7 +242,7 @@ def test_the_last_digit_of_a_version_may_differ() -> None:
 
 @pytest.mark.parametrize("more", [{"classes": ["a", "b"]}, {"image": [3, 20, 20]}, {"fingerprint": "0" * 12}])
 def test_a_model_that_fits_other_data_is_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"^its model 'lenet5' is of another architecture than the coordinator's$"):
+    with pytest.raises(UserError, match=r"^its model 'lenet5' has another architecture than the coordinator's$"):
         understand(changed(**more))
 
 
@@ -272,7 +272,7 @@ def test_a_setting_that_this_version_does_not_know_is_named(more: dict[str, Any]
     "text", ["", "null", "[]", "3", "{", '"text"', "{}", "[" * 10**5, '{"settings": 3}', "\x00", '{"settings": {}}']
 )
 def test_what_is_no_description_is_refused_in_a_line(text: str) -> None:
-    with pytest.raises(UserError, match=r"^the run's description is not understood \(\w+: .+\)$"):
+    with pytest.raises(UserError, match=r"^the run's description is not valid \(\w+: .+\)$"):
         understand(text)
 
 

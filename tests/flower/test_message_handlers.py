@@ -114,7 +114,7 @@ def test_a_node_may_be_one_client_of_the_runs_data(arrays: str) -> None:
 
 @pytest.mark.parametrize("number", [3, 99, -1])
 def test_a_partition_that_is_not_there_is_named(arrays: str, number: int) -> None:
-    with pytest.raises(UserError, match=rf"has 3 clients, there is none for partition {number}$"):
+    with pytest.raises(UserError, match=rf"has 3 clients, and no partition {number}$"):
         home_of(context({"data": arrays}, **{"partition-id": number}))
 
 
@@ -184,7 +184,7 @@ def test_mishaps_are_told_in_a_line(arrays: str, tmp_path: Path) -> None:
     make_site(tmp_path / "site", "north", arrays, "localhost:9092", client="b", check=False)
     lines = {
         refusal(ask(app, "train", RecordDict(), where)): "not a task of this version of fedc2i (KeyError: 'task')",
-        refusal(ask(app, "train", task("{"), where)): "the run's description is not understood (JSONDecodeError",
+        refusal(ask(app, "train", task("{"), where)): "the run's description is not valid (JSONDecodeError",
         refusal(ask(app, "train", task(good), context())): "this node has no site folder",
         refusal(greet(app, context()), Introduction): "this node has no site folder",
         refusal(greet(app, nowhere), Introduction): "nowhere",

@@ -73,12 +73,12 @@ def flower_local(
     when the run is over, fails, or is interrupted. `fedc2i resume` goes on with a run that was cut off.
     """
     require_flower()
+    from fedc2i.deploy.app_files import reject_local_imports
     from fedc2i.deploy.lead import Job
     from fedc2i.deploy.local_federation import set_up
-    from fedc2i.deploy.run_description import refuse_neighbours
 
     values = values_of(None, set_, data, data_dir, None, model, rounds, seeds, topology, None, None, None, None)
-    refuse_neighbours(method, values.get("model"))
+    reject_local_imports(method, values.get("model"))
     (plan,) = prepare([method], values)
     federation = plan.federation
     count = len(federation.clients) if sites is None else sites
@@ -106,8 +106,7 @@ def flower_local(
     )
     with locked(folder):
         own_data_dir = None if plan.config.data_dir is None else Path(plan.config.data_dir)
-        clients = {name: name for name in federation.names}
-        job = set_up(job, plan.config.data, clients, keep, own_data_dir, plan.config.image_size)
+        job = set_up(job, plan.config.data, federation.names, keep, own_data_dir, plan.config.image_size)
         _run_locally(job, folder)
     if keep is not None:
         say(f"The sites' folders and logs are kept in {keep}")
@@ -186,9 +185,9 @@ def settings_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: for a setting that is unknown, wrong, or says where data lies; for a file that needs others.
     """
-    from fedc2i.deploy.run_description import refuse_neighbours
+    from fedc2i.deploy.app_files import reject_local_imports
 
-    refuse_neighbours(method, values.get("model"))
+    reject_local_imports(method, values.get("model"))
     for name in _OF_DATA:
         if values.get(name) is not None:
             raise UserError(f"{name} is each site's own affair: it stands in its site.toml")

@@ -14,11 +14,7 @@ _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 
 
 def check_host(host: str, where: str = "host") -> str:
-    """A host name in lower case or an IP address, in the form that certificates use.
-
-    Raises:
-        UserError: for anything else, for example an address with a port.
-    """
+    """A host name in lower case or an IP address, in the form that certificates use."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -32,11 +28,7 @@ def check_host(host: str, where: str = "host") -> str:
 
 
 def parse_address(address: str, where: str = "coordinator") -> tuple[str, int]:
-    """``host:port`` or ``[IPv6]:port`` as host and port.
-
-    Raises:
-        UserError: for anything else.
-    """
+    """``host:port`` or ``[IPv6]:port`` as host and port."""
     parts = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+)):([0-9]{1,5})", address)
     if not parts:
         raise UserError(f"{where}: {address[:99]!a} is no address such as fed.example.org:9092, without https://")

@@ -1,7 +1,7 @@
-"""Flower's entry point at a site: finds what the site has, and what a run asks of it.
+"""Flower's entry point at a site.
 
-A site is described by its folder (``site`` in the node's configuration). A node without one, as in Flower's own
-simulation, is one client of a data set that the run's configuration names, by its ``partition-id``.
+The node's configuration names the site's folder (``site``). A node without one, as in Flower's own simulation, is the
+client number ``partition-id`` of the data set that the run's configuration names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedc2i.flower.message_handlers import Home, make
 
 @lru_cache(maxsize=1)
 def _site_home(folder: Path) -> Home:
-    site = read_site(folder, ready=False)  # its key and certificates are the node's affair
+    site = read_site(folder, ready=False)  # the SuperNode has checked its key and certificates
     found = site.load()
     return Home(found.clients[0], found.classes, site.state)
 
@@ -30,16 +30,12 @@ def _site_home(folder: Path) -> Home:
 def _partition_home(data: str, data_dir: str, number: int) -> Home:
     federation = sources.load(data, data_dir=Path(data_dir) if data_dir else None)
     if not 0 <= number < len(federation.clients):
-        raise UserError(f"{data} has {len(federation.clients)} clients, there is none for partition {number}")
+        raise UserError(f"{data} has {len(federation.clients)} clients, and no partition {number}")
     return Home(federation.clients[number], federation.classes)
 
 
 def home_of(context: Context) -> Home:
-    """The node's site folder, or its part of the data set that the run names.
-
-    Raises:
-        UserError: if it has neither.
-    """
+    """The node's site folder, or its part of the data set that the run names."""
     if "site" in context.node_config:
         return _site_home(Path(str(context.node_config["site"])))
     if "partition-id" in context.node_config and context.run_config.get("data"):
@@ -49,6 +45,6 @@ def home_of(context: Context) -> Home:
 
 
 def app_in(root: Path | None = None) -> ClientApp:
-    """The Flower App whose methods and models given as files lie in ``root``."""
+    """The Flower App; the user's own methods and models lie in ``root``."""
     known = lru_cache(maxsize=4)(lambda setup: understand(setup, root))
     return make(home_of, lambda task: known(task.setup))

@@ -69,9 +69,6 @@ def read_coordinator(folder: Path, *, ready: bool = True) -> CoordinatorFolder:
         folder: made by `make_coordinator`.
         ready: also reject what would keep it from starting: a key that others can read, a certificate that sites
             would not accept. ``ca.key`` is not needed for that, and may lie elsewhere until the next renewal.
-
-    Raises:
-        UserError: for a file that is missing, damaged or readable by others, an unknown setting or a wrong one.
     """
     path = folder / "coordinator.toml"
     found = read_settings(path, SETTINGS, ("hosts", "port", "bind"))
@@ -93,14 +90,7 @@ def read_coordinator(folder: Path, *, ready: bool = True) -> CoordinatorFolder:
 def make_coordinator(folder: Path, hosts: Sequence[str], port: int = PORT, bind: str = LOOPBACK) -> CoordinatorFolder:
     """Makes the coordinator's folder with a new authority and a server certificate. If it fails, it leaves nothing.
 
-    Args:
-        folder: new or empty.
-        hosts: the names and addresses by which sites reach it, at least one.
-        port: where it listens.
-        bind: the address it listens on; by default only this machine can reach it.
-
-    Raises:
-        UserError: if the folder is not empty, or an argument is not allowed.
+    Sites reach it by the names and addresses in ``hosts``; it listens on the address ``bind``.
     """
     require_new(folder)
     if not hosts:
@@ -121,16 +111,7 @@ def make_coordinator(folder: Path, hosts: Sequence[str], port: int = PORT, bind:
 
 
 def renew(own: CoordinatorFolder, hosts: Sequence[str] = (), days: int = tls.SERVER_DAYS) -> CoordinatorFolder:
-    """Makes a new server certificate with the same key and authority, so that sites need no new file.
-
-    Args:
-        own: the coordinator.
-        hosts: new names, if they change.
-        days: how long the certificate is valid.
-
-    Raises:
-        UserError: if ``ca.key`` is missing or does not belong to ``ca.crt``, or the authority has expired.
-    """
+    """Makes a new server certificate with the same key and authority, so that sites need no new file."""
     if days < 1:
         raise UserError(f"days is {days}, must be at least 1")
     secret = own.folder / "ca.key"
@@ -146,11 +127,7 @@ def renew(own: CoordinatorFolder, hosts: Sequence[str] = (), days: int = tls.SER
 
 
 def admitted(own: CoordinatorFolder) -> dict[str, str]:
-    """The public key line of every admitted site, by name.
-
-    Raises:
-        UserError: for a file that is not a site's key, or a key under two names.
-    """
+    """The public key line of every admitted site, by name."""
     found: dict[str, str] = {}
     for path in sorted(path for path in own.sites.glob("*") if not path.name.startswith(".")):
         if path.suffix != ".pub":
@@ -199,11 +176,7 @@ def admit(
 
 
 def remove(own: CoordinatorFolder, name: str) -> None:
-    """Ends a site's admission, from the next start on.
-
-    Raises:
-        UserError: if no such site is admitted.
-    """
+    """Ends a site's admission, from the next start on."""
     path = own.sites / f"{keys.check_name(name)}.pub"
     if not path.is_file():
         raise UserError(f"no site '{name}' is admitted; `fedc2i coordinator sites` lists them")

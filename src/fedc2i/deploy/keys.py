@@ -1,7 +1,7 @@
-"""A site's key, and the request by which it asks the coordinator to be admitted.
+"""A site's key, and the request with which it asks the coordinator to be admitted.
 
-A site proves itself to the coordinator with an ECDSA key on P-384, kept in the format that ``flower-supernode`` reads.
-What it sends is a certificate request (PKCS#10): its name, its public key, and the proof that it holds the private
+A site authenticates with an ECDSA key on P-384, in the format that ``flower-supernode`` reads. To be admitted it sends
+a certificate request (PKCS#10) with its name, its public key, and a signature that proves that it holds the private
 key, which never leaves its folder.
 """
 
@@ -31,36 +31,32 @@ DAMAGE = (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.In
 
 
 class Request(NamedTuple):
-    """What a site's certificate request says, once it is found to be sound."""
+    """The content of a valid certificate request."""
 
     name: str
     public: str  # one line as in OpenSSH, without a comment
 
 
 def check_name(name: str, where: str = "name") -> str:
-    """A site's name, if it is one: it becomes a file's name on the coordinator's machine.
-
-    Raises:
-        UserError: otherwise.
-    """
+    """Returns the name if a site may have it: it becomes a file's name on the coordinator's machine."""
     if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MOST_LETTERS - 1}}}", name):
         allowed = f"letters, digits, '.', '_' and '-', at most {MOST_LETTERS}, the first a letter or digit"
-        raise UserError(f"{where}: {name[:MOST_LETTERS]!a} is no name for a site, allowed are {allowed}")
+        raise UserError(f"{where}: {name[:MOST_LETTERS]!a} is not allowed as a site's name, allowed are {allowed}")
     return name
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
-    """A fresh key on P-384."""
+    """A new key on P-384."""
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def ssh_private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """As ``flower-supernode --auth-supernode-private-key`` reads it; for a file of mode 0600."""
+    """The form that ``flower-supernode --auth-supernode-private-key`` reads."""
     return _private(key, serialization.PrivateFormat.OpenSSH)
 
 
 def tls_private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """As ``flower-superlink --ssl-keyfile`` reads it; for a file of mode 0600."""
+    """The form that ``flower-superlink --ssl-keyfile`` reads."""
     return _private(key, serialization.PrivateFormat.PKCS8)
 
 
@@ -69,7 +65,7 @@ def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat)
 
 
 def ssh_public(key: ec.EllipticCurvePublicKey) -> str:
-    """As ``flwr supernode register`` reads it: one line, without a comment."""
+    """One line in OpenSSH format, without a comment."""
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
@@ -80,11 +76,7 @@ def pem_public(line: str) -> bytes:
 
 
 def read_private(content: bytes, where: str) -> ec.EllipticCurvePrivateKey:
-    """A private key on P-384 in either format.
-
-    Raises:
-        UserError: for anything else; the message holds nothing of the content.
-    """
+    """A private key on P-384 in either format; error messages hold nothing of the content."""
     load = serialization.load_ssh_private_key if b"OPENSSH" in content[:64] else serialization.load_pem_private_key
     try:
         key = load(content, None)
@@ -96,11 +88,7 @@ def read_private(content: bytes, where: str) -> ec.EllipticCurvePrivateKey:
 
 
 def read_public(content: bytes, where: str) -> str:
-    """A site's public key from its file, as `ssh_public` writes it.
-
-    Raises:
-        UserError: if it is no ECDSA key on P-384 in OpenSSH format.
-    """
+    """A site's public key from its file, as `ssh_public` writes it."""
     try:
         return _site_key(serialization.load_ssh_public_key(content), where)
     except DAMAGE:
@@ -108,27 +96,27 @@ def read_public(content: bytes, where: str) -> str:
 
 
 def fingerprint(public: str) -> str:
-    """The SHA-256 of a public key line as ``ssh-keygen -l`` shows it, for people to compare."""
+    """The SHA-256 of a public key line, as ``ssh-keygen -l`` shows it."""
     digest = hashlib.sha256(base64.b64decode(public.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def make_request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
-    """The certificate request, PEM, by which a site asks to be admitted under this name."""
+    """The certificate request (PEM) of a site with this name."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA384())
     return request.public_bytes(serialization.Encoding.PEM)
 
 
 def read_request(content: bytes, where: str = "request") -> Request:
-    """The name and the public key of whoever made a request, verified.
+    """The name and the public key in a certificate request.
 
     Raises:
-        UserError: if it is too long, no certificate request, not signed with the key it carries, or if the key is not
-            on P-384 or the name is not allowed.
+        UserError: if it is too long or damaged, not signed with the key it holds, the key is not on P-384, or the
+            name is not allowed.
     """
     if len(content) > MOST_BYTES:
-        raise UserError(f"{where}: longer than {MOST_BYTES:,} bytes, which no certificate request is")
+        raise UserError(f"{where}: longer than {MOST_BYTES:,} bytes, too long for a certificate request")
     try:
         request = x509.load_pem_x509_csr(content)
         public = _site_key(request.public_key(), where)
@@ -139,13 +127,13 @@ def read_request(content: bytes, where: str = "request") -> Request:
     except DAMAGE:
         raise UserError(f"{where}: not a certificate request in PEM format, or a damaged one") from None
     if not proven:
-        raise UserError(f"{where}: not signed with the key it carries; ask the site for a new request")
+        raise UserError(f"{where}: not signed with the key it holds; ask the site for a new request")
     if len(names) != 1 or not isinstance(names[0], str):
-        raise UserError(f"{where}: {len(names)} names (CN), a request must carry one")
+        raise UserError(f"{where}: {len(names)} names (CN), a request must have one")
     return Request(check_name(names[0], where), public)
 
 
 def _site_key(key: object, where: str) -> str:
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise UserError(f"{where}: the key is not an ECDSA key on P-384, which a site's must be")
+        raise UserError(f"{where}: not an ECDSA key on P-384, which a site needs")
     return ssh_public(key)

@@ -1,9 +1,9 @@
-"""Runs one program and ends everything it started, however the program or our own process ends.
+"""Runs one program and ends everything that it started, even if our own process is killed.
 
-Flower's programs start others, some in sessions of their own, so a process group does not hold them together. This
-small process stands between us and the program: orphans below it become its children (Linux: sub-reaper), it
-notices when our process is gone, even by ``kill -9``, and it leaves only when nothing below it is left. It is
-started as a script, imports nothing of ours, and ends with the program's exit code.
+Flower's programs start others, some in their own sessions, so a process group does not contain them. This small process
+is the program's parent: orphans below it become its children (sub-reaper, on Linux), it notices when our process has
+ended, even by ``kill -9``, and it ends only when no process below it is left, with the program's exit code. It is
+started as a script, and imports nothing from this package, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 _ASKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _BLOCKED = {*_ASKED, signal.SIGCHLD}
-_TICK = 0.2  # seconds between two looks at whether our process is still there
+_TICK = 0.2  # seconds between checks that our process is still there
 _SUBREAPER, _DEATH_SIGNAL = 36, 1  # of prctl
 
 
 def _control(option: int, value: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # not Linux: Flower's own watch on its parents must do
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
@@ -43,7 +43,7 @@ def _start(command: list[str]) -> int:
 
 
 def _reap(program: int) -> int | None:
-    """Takes note of all that ended; the program's exit code if it is among them."""
+    """Collects all processes that ended; returns the program's exit code if it is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -54,7 +54,7 @@ def _reap(program: int) -> int | None:
 
 
 def below(root: int) -> list[int]:
-    """The processes that descend from this one, nearest first."""
+    """All descendants of a process, nearest first."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError, ValueError):
@@ -70,20 +70,20 @@ def below(root: int) -> list[int]:
 
 
 def _clear(patience: float) -> None:
-    """Ends what the program left behind: a request first, then by force."""
+    """Ends what the program left: with SIGTERM first, then with SIGKILL."""
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
-        until, told = time.monotonic() + seconds, set[int]()
+        until, signalled = time.monotonic() + seconds, set[int]()
         while (left := below(os.getpid())) and time.monotonic() < until:
-            for pid in set(left) - told:
+            for pid in set(left) - signalled:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
-            told.update(left)
+            signalled.update(left)
             signal.sigtimedwait([signal.SIGCHLD], 0.05)
             _reap(0)
 
 
-def keep(parent: int, patience: float, command: list[str]) -> int:
-    """Runs the command until it ends, ``parent`` is gone, or a signal asks; its exit code."""
+def guard(parent: int, patience: float, command: list[str]) -> int:
+    """Runs the command until it ends, ``parent`` ends, or a signal arrives; returns its exit code."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     _control(_SUBREAPER, 1)
     program = _start(command)
@@ -101,4 +101,4 @@ def keep(parent: int, patience: float, command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(keep(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
+    sys.exit(guard(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

@@ -20,11 +20,7 @@ _WORDS: Mapping[type, str] = {str: "a text", int: "a whole number", list: "a lis
 
 
 def read_small(path: Path) -> bytes:
-    """The content of a key, request or certificate.
-
-    Raises:
-        UserError: if the file cannot be read or is too long.
-    """
+    """The content of a key, request or certificate."""
     try:
         if path.exists() and not path.is_file():  # a pipe or a device would never end
             raise UserError(f"{path}: not a file")
@@ -38,11 +34,7 @@ def read_small(path: Path) -> bytes:
 
 
 def read_secret(path: Path) -> bytes:
-    """The content of a private key.
-
-    Raises:
-        UserError: if it cannot be read, or if other users can read or write it.
-    """
+    """The content of a private key."""
     content = read_small(path)
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise UserError(f"{path}: other users can read this private key; `chmod 600` it, or make a new one")
@@ -50,11 +42,7 @@ def read_secret(path: Path) -> bytes:
 
 
 def read_settings(path: Path, kinds: Mapping[str, type], needed: Sequence[str]) -> dict[str, Any]:
-    """The settings in ``site.toml`` or ``coordinator.toml``.
-
-    Raises:
-        UserError: for a missing file, an unknown or missing setting, or a value of another type.
-    """
+    """The settings in ``site.toml`` or ``coordinator.toml``."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; `fedc2i {path.stem} init` makes such a folder")
     values = read_toml(path)
@@ -95,9 +83,6 @@ def make_folder(folder: Path, files: Mapping[str, bytes], below: Sequence[str] =
 
     The files are written to a temporary folder, which is then renamed. An empty folder that exists, perhaps a mounted
     volume, is kept: the files are moved into it, the last of ``files`` last.
-
-    Raises:
-        UserError: if the folder is not empty, or cannot be written.
     """
     require_new(folder)
     with writing(folder):

@@ -1,4 +1,4 @@
-"""Flower's entry point at the coordinator: leads the run that its configuration describes."""
+"""Flower's entry point at the coordinator: runs the job that the run's configuration describes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,15 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Leads the run; a line that a person can act on instead of a traceback where it is the user's to mend."""
+    """Runs the job; an error that the user can correct becomes one line instead of a traceback."""
     try:
         lead(grid, job_of(dict(context.run_config)), lambda line: print(f"fedc2i: {line}", flush=True))
     except UserError as error:
-        raise RuntimeError(str(error)) from None  # on another exception Flower takes a minute to see the end
+        raise RuntimeError(str(error)) from None  # with other exceptions Flower takes a minute to notice the end
 
 
 def job_of(values: dict[str, Any]) -> Job:
-    """The job that a run's configuration describes: a file of ours, or single keys as `flwr run -c` takes them.
-
-    Raises:
-        UserError: if it cannot be read.
-    """
+    """The job from a run's configuration: from the file ``job``, or from the keys that `flwr run -c` sets."""
     try:
         if values.get("job"):
             return Job.from_json(Path(str(values["job"])).read_text(encoding="utf-8"))

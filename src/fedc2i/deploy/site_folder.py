@@ -62,20 +62,12 @@ class SiteFolder:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the site's public key, which the site and the coordinator compare, for example by telephone.
-
-        Raises:
-            UserError: if ``site.pub`` is missing or damaged.
-        """
+        """The SHA-256 of the site's public key, which people compare, for example by telephone."""
         path = self.folder / "site.pub"
         return keys.fingerprint(keys.read_public(read_small(path), str(path)))
 
     def load(self) -> Federation:
-        """The site's data, as a federation of one client that has the site's name.
-
-        Raises:
-            UserError: if it cannot be read, or holds several clients and the settings do not name one of them.
-        """
+        """The site's data, as a federation of one client that has the site's name."""
         found = sources.load(self.data, data_dir=self.data_dir, image_size=self.image_size)
         if self.client is None and len(found.clients) > 1:
             raise UserError(f"{found.name}: several clients, this site's must be named: {', '.join(found.names)}")
@@ -84,11 +76,7 @@ class SiteFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other programs from using the site's key and state at the same time.
-
-        Raises:
-            UserError: if another program is using them.
-        """
+        """Keeps other programs from using the site's key and state at the same time."""
         self.state.mkdir(parents=True, exist_ok=True)
         try:
             with FileLock(self.state / "running", timeout=0):
@@ -103,9 +91,6 @@ def read_site(folder: Path, *, ready: bool = True) -> SiteFolder:
     Args:
         folder: made by `make_site`.
         ready: also reject what would keep the site from starting: a key that others can read, a missing ``ca.crt``.
-
-    Raises:
-        UserError: for a file that is missing, damaged or readable by others, an unknown setting or a wrong one.
     """
     path = folder / "site.toml"
     found = {**dict.fromkeys(SETTINGS), **read_settings(path, SETTINGS, ("name", "data", "coordinator"))}
@@ -139,16 +124,11 @@ def make_site(
     Args:
         folder: new or empty.
         name: of the site, see `keys.check_name`.
-        data: as `fedc2i.load` takes it; relative paths are stored absolute.
+        data: as `fedc2i.load` takes it, like ``data_dir`` and ``image_size``; relative paths are stored absolute.
         coordinator: ``host:port``.
-        data_dir: where the data lies, for the sources that need it.
         client: which client of the data this site is; not needed if there is only one.
-        image_size: edge length of the images; by default the source's own.
         authority: the coordinator's ``ca.crt``; it may be put into the folder later.
         check: load the data now, and return it.
-
-    Raises:
-        UserError: if the folder is not empty, an argument is not allowed, or the data cannot be loaded.
     """
     require_new(folder)
     keys.check_name(name)
@@ -195,11 +175,7 @@ def rotate(site: SiteFolder) -> SiteFolder:
 
 
 def confirm(site: SiteFolder) -> None:
-    """Replaces the present key by the next one, once the coordinator has admitted it; safe to repeat.
-
-    Raises:
-        UserError: if there is no next key.
-    """
+    """Replaces the present key by the next one, once the coordinator has admitted it; safe to repeat."""
     following = _following(site)
     if not following.folder.is_dir():
         raise UserError(f"{following.folder}: no new key waits there; `fedc2i site rotate` makes one")

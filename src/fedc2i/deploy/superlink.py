@@ -63,9 +63,6 @@ class SuperLink(Program):
         tls: the certificate must name ``host``, and ``127.0.0.1`` if that is ``0.0.0.0``.
         database: file with nodes, runs and messages that outlasts a restart; None keeps them in memory.
         home: Flower's own folder.
-
-    Raises:
-        UserError: if a file is missing.
     """
 
     def __init__(

@@ -12,9 +12,9 @@ from pathlib import Path
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
 from fedc2i.deploy import keys
+from fedc2i.deploy.app_files import own_files
 from fedc2i.deploy.coordinator_folder import CoordinatorFolder, admitted
 from fedc2i.deploy.lead import JOB, Job
-from fedc2i.deploy.run_description import files
 from fedc2i.deploy.superlink import RunStatus, SuperLink, Tls
 
 APP = Path(__file__).parent / "app"
@@ -76,7 +76,7 @@ def _app(job: Job) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         app = Path(folder) / "app"
         shutil.copytree(APP, app, ignore=shutil.ignore_patterns("__pycache__"))
-        for place, file in files(job.method, job.settings.get("model")).items():
+        for place, file in own_files(job.method, job.settings.get("model")).items():
             if not file.is_file():
                 raise UserError(f"{file}: no such file")
             (app / "fedc2i_app" / place).parent.mkdir(parents=True, exist_ok=True)
@@ -85,11 +85,7 @@ def _app(job: Job) -> Iterator[Path]:
 
 
 def open_link(own: CoordinatorFolder) -> SuperLink:
-    """Starts the coordinator's SuperLink, with exactly the admitted sites registered.
-
-    Raises:
-        UserError: if it does not start.
-    """
+    """Starts the coordinator's SuperLink, with exactly the admitted sites registered."""
     own.state.mkdir(parents=True, exist_ok=True)
     link = SuperLink(
         own.logs,

@@ -22,9 +22,6 @@ class SuperNode(Program):
         key: the site's private key (OpenSSH).
         site: what the site's own code finds as ``context.node_config["site"]``.
         preload: modules that the site's own code imports, imported once for all messages.
-
-    Raises:
-        UserError: if a file is missing, or an argument is not allowed.
     """
 
     def __init__(

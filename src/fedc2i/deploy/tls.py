@@ -1,6 +1,6 @@
-"""The coordinator's certificates: an authority of its own, and a TLS server certificate that it signs.
+"""The coordinator's TLS certificates: its own authority, and a server certificate signed by it.
 
-Sites trust the authority's certificate and nothing else, so a server certificate can be renewed without asking them.
+Sites trust only the authority's certificate, so the server certificate can be renewed without new files for them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from fedc2i.core.errors import UserError
-from fedc2i.deploy import keys  # first: where cryptography is missing, it says what to install
+from fedc2i.deploy import keys  # first: it tells what to install if cryptography is missing
 from fedc2i.deploy.addresses import check_host
 
 # isort: split
@@ -22,11 +22,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_DAYS, SERVER_DAYS = 3652, 397
 WARN_DAYS = 30
 SKEW = timedelta(hours=1)  # a site's clock may be behind
-ALWAYS = ("localhost", "127.0.0.1", "::1")  # what processes on the coordinator's own machine call it
+ALWAYS = ("localhost", "127.0.0.1", "::1")  # for processes on the coordinator's own machine
 
 
 def new_authority(title: str, now: datetime | None = None) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
-    """The key and the self-signed certificate (PEM) of a coordinator's own authority, good for ten years."""
+    """The key and the self-signed certificate (PEM) of a new authority, valid for ten years."""
     key, name = keys.new_key(), _named(title[:64])
     builder = _certificate(name, name, key.public_key(), now or datetime.now(UTC), AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -42,17 +42,15 @@ def server_certificate(
     days: int = SERVER_DAYS,
     now: datetime | None = None,
 ) -> bytes:
-    """A server's certificate (PEM) for these hosts and for the names in `ALWAYS`; never outlives its authority.
-
-    Raises:
-        UserError: for a host that is none, or if the authority has expired or has another key.
-    """
+    """A server certificate (PEM) for these hosts and those in `ALWAYS`; it never outlives its authority."""
     began, issuer = now or datetime.now(UTC), read_certificate(authority, "ca.crt", authority=True)
     days = min(days, (issuer.not_valid_after_utc - began).days)
     if issuer.public_key() != authority_key.public_key():
         raise UserError("ca.key: does not belong to ca.crt")
     if days < 1:
-        raise UserError("ca.crt: the authority has expired; make a new coordinator folder, and send its ca.crt to all")
+        raise UserError(
+            "ca.crt: the authority has expired; make a new coordinator folder, and send its ca.crt to all sites"
+        )
     names = dict.fromkeys((*map(check_host, hosts), *ALWAYS))
     identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     builder = _certificate(_named("fedc2i coordinator"), issuer.subject, public, began, days)
@@ -68,15 +66,11 @@ def server_certificate(
 
 
 def read_certificate(content: bytes, where: str, *, authority: bool = False) -> x509.Certificate:
-    """A certificate, of an authority where that is asked for.
-
-    Raises:
-        UserError: if it is none.
-    """
+    """Parses a certificate; ``authority`` rejects a server's."""
     try:
         found = x509.load_pem_x509_certificate(content)
         extensions = {type(entry.value): entry.value for entry in found.extensions}
-        found.public_key()  # of a kind that is known
+        found.public_key()  # raises for an unknown kind
     except keys.DAMAGE:
         raise UserError(f"{where}: not a certificate in PEM format") from None
     constraints = extensions.get(x509.BasicConstraints)
@@ -86,7 +80,7 @@ def read_certificate(content: bytes, where: str, *, authority: bool = False) -> 
 
 
 def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
-    """The names and addresses a certificate is for, none for an authority's."""
+    """The names and addresses that a server certificate is for; empty for an authority."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -95,7 +89,7 @@ def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def describe(certificate: x509.Certificate, now: datetime | None = None) -> list[str]:
-    """For whom it is and until when, its fingerprint, and a warning where it ends within `WARN_DAYS` days."""
+    """Its hosts, its last day, its fingerprint, and a warning if it expires within `WARN_DAYS` days."""
     ends, left = certificate.not_valid_after_utc, certificate.not_valid_after_utc - (now or datetime.now(UTC))
     whom = ", ".join(hosts_of(certificate))
     lines = [
@@ -116,11 +110,7 @@ def check_server(
     hosts: Sequence[str],
     now: datetime | None = None,
 ) -> None:
-    """Whether sites will accept a server that shows this certificate under these names.
-
-    Raises:
-        UserError: if not; the message says why.
-    """
+    """Raises a `UserError` with the reason if sites would not accept this certificate for these hosts."""
     advice = "`fedc2i coordinator renew` makes a new one"
     if certificate.public_key() != key.public_key():
         raise UserError(f"server.crt: does not belong to server.key; {advice}")

@@ -195,11 +195,7 @@ class ControlClient:
         return ControlHttpClient.from_server_address(self.address, False, self._ca.read_bytes(), [version])
 
     def call(self, method: str, **fields: Any) -> Any:
-        """One call, for example ``ListNodes``.
-
-        Raises:
-            UserError: if the SuperLink refuses it or does not answer.
-        """
+        """One call, for example ``ListNodes``."""
         import httpx
         from flwr.proto import control_pb2
 
@@ -211,11 +207,7 @@ class ControlClient:
             raise UserError(f"the SuperLink at {self.address} does not answer: {error}") from None
 
     def start_run(self, app: Path, config: Mapping[str, bool | int | float | str]) -> int:
-        """Starts the Flower App in a folder, and returns the run's number.
-
-        Raises:
-            UserError: if the folder holds no valid app, or the SuperLink rejects the run.
-        """
+        """Starts the Flower App in a folder, and returns the run's number."""
         from flwr.cli.build import build_fab_from_disk
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.supercore.fab import Fab

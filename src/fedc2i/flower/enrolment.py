@@ -34,9 +34,6 @@ def wait_for_sites(
         wait: seconds.
         say: takes one line for the log.
         poll: seconds between looks.
-
-    Raises:
-        UserError: if too few sites came.
     """
     if not expected and count < 1:
         raise UserError(f"the number of sites to wait for must be at least 1, got {count}")
@@ -96,11 +93,7 @@ def common_federation(
 
 
 def reject_incompatible(connections: SiteConnections, federation: RemoteFederation, at_least: int) -> None:
-    """Rejects sites with another image size or other classes than the run, now and later.
-
-    Raises:
-        UserError: if too few sites remain.
-    """
+    """Rejects sites with another image size or other classes than the run, now and later."""
 
     def check(site: Introduction) -> None:
         if site.image != federation.image_shape:

@@ -51,11 +51,7 @@ class Home:
         return b"" if self.state is None else secret_in(self.state)
 
     def data(self, classes: tuple[str, ...]) -> ClientData:
-        """The data, with labels numbered as in the run.
-
-        Raises:
-            UserError: if it has a class that the run does not have.
-        """
+        """The data, with labels numbered as in the run."""
         client = self.client
         if classes != self.classes:
             unknown = [name for name in self.classes if name not in classes]

@@ -62,11 +62,7 @@ class Task:
 
     @classmethod
     def from_record(cls, content: RecordDict) -> tuple[Task, Params]:
-        """The task, and the tensors that came with it.
-
-        Raises:
-            UserError: if the message is not a valid task.
-        """
+        """The task, and the tensors that came with it."""
         try:
             values: dict[str, Any] = dict(content["task"])
             for part in fields(cls):
@@ -109,11 +105,7 @@ class Answer:
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Answer:
-        """Reads the content of a reply.
-
-        Raises:
-            UserError: if the site failed, or if this is not a valid answer.
-        """
+        """Reads the content of a reply."""
         raise_failure(content)
         try:
             metrics: dict[Point, dict[str, float]] = {}
@@ -170,11 +162,7 @@ class Introduction:
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Introduction:
-        """Reads the content of a reply.
-
-        Raises:
-            UserError: if the site failed, or if this is not a valid introduction.
-        """
+        """Reads the content of a reply."""
         raise_failure(content)
         try:
             values: dict[str, Any] = json.loads(str(content["introduction"]["json"]))

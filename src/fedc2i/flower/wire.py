@@ -70,11 +70,7 @@ def _fits_half(tensor: torch.Tensor) -> bool:
 
 
 def unpack(record: Any) -> Params:
-    """The tensors of a record that `pack` made.
-
-    Raises:
-        UserError: for any other record.
-    """
+    """The tensors of a record that `pack` made."""
     try:
         described = _flat(record[HEADER], np.uint8)
         if len(described) > MOST_HEADER:
