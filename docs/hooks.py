@@ -1,8 +1,7 @@
-"""What the site is made of besides the files in ``docs/``: pages from README, examples and the package itself.
+"""Pages of the site that are not files in ``docs/``: made from README, examples and the package itself.
 
-Nothing is written twice, so nothing drifts: the home page is the README, the options come from the methods, the API
-page lists what ``fedc2i`` exports. Links between files of the repository, which work on a code host, become links
-between pages.
+Nothing is written twice: the home page is the README, the options come from the methods, and the API page lists what
+``fedc2i`` exports. Links between files of the repository, which work on a code host, become links between pages.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made."""
+    """Adds the generated pages."""
     from mkdocs.structure.files import File
 
     pages = {page: _read(ROOT / source) for page, source in SOURCES.items()}
@@ -45,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links to files of the repository as links to pages; what has no page keeps its text only."""
+    """Turns links to files of the repository into links to pages; without a page, only the text stays."""
     own = page.file.src_uri
     source = SOURCES.get(own, own if own in MADE else f"docs/{own}")
     pages = {source: name for name, source in SOURCES.items()}
@@ -73,8 +72,8 @@ def options_page() -> str:
     lines = [
         "# All options",
         "",
-        "What `fedc2i methods` prints. An option is set as `--set NAME=VALUE`, behind the method as `fedc2i:gamma=2`,",
-        "or as a keyword in Python. [Methods](docs/methods.md) says what they mean.",
+        "Reference of every option and setting, for users who look up a name. Set an option as `--set NAME=VALUE`,",
+        "after the method as `fedc2i:gamma=2`, or in Python as a keyword. [Methods](docs/methods.md) explains them.",
     ]
     for name in sorted(Method.registry):
         kind = Method.registry[name]
@@ -102,7 +101,7 @@ def _options_table(kind: type, base: type | None) -> list[str]:
 
 
 def api_page() -> str:
-    """What ``fedc2i`` exports, functions first; the text is that of the docstrings."""
+    """What ``fedc2i`` exports, functions first; the text comes from the docstrings."""
     import fedc2i
 
     exported = {name: getattr(fedc2i, name) for name in sorted(fedc2i.__all__) if not name.startswith("__")}
