@@ -1,7 +1,7 @@
 """Your own data, from arrays and from a folder of images: `python examples/own_data.py`.
 
-Three "clinics" read the same digits with different scanners. Only `arrays_of_clinics` is made up: put your own
-`(x_train, y_train, x_test, y_test)` there, uint8 images of one size and whole numbers from 0 as labels.
+Three "clinics" read the same digits with different scanners. Replace `arrays_of_clinics` by your own
+`(x_train, y_train, x_test, y_test)`: uint8 images of one size, and whole numbers from 0 as labels.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def arrays_of_clinics() -> dict[str, Arrays]:
-    """By client: training images and labels, test images and labels."""
+    """For each client: training images and labels, test images and labels."""
     digits = load_digits()
     x = (digits.images * (255 / 16)).astype(np.uint8)  # (1797, 8, 8), grey
     scanners = {"plain": x, "inverted": 255 - x, "dark": x // 3}
     parts = {}
     for k, (name, own) in enumerate(scanners.items()):
-        mine = np.arange(k, len(x), 3)  # no image is at two clients
+        mine = np.arange(k, len(x), 3)  # no image belongs to two clients
         train, test = mine[:300], mine[300:500]
         parts[name] = (own[train], digits.target[train], own[test], digits.target[test])
     return parts
 
 
 def write_folder(root: Path, clinics: dict[str, Arrays]) -> None:
-    """The same as files, ``root/<client>/{train,test}/<class>/<number>.png``: what `folder:DIR` reads."""
+    """Writes them as ``root/<client>/{train,test}/<class>/<number>.png``, which `folder:DIR` reads."""
     for name, (x_train, y_train, x_test, y_test) in clinics.items():
         for part, images, labels in (("train", x_train, y_train), ("test", x_test, y_test)):
             for number, (image, label) in enumerate(zip(images, labels, strict=True)):

@@ -1,8 +1,8 @@
-"""A method of your own, compared with FedAvg and FedC²I: `python examples/own_method.py --rounds 10`.
+"""Your own method, compared with FedAvg and FedC²I: `python examples/own_method.py --rounds 10`.
 
 Every client receives its own mean of all models, in which models near its own weigh more. A subclass of `Method`
-says what differs from FedAvg, and runs on every engine: client by client, over processes, stacked on a GPU, and
-across real sites. `fedc2i run examples/own_method.py:Near --set power=2` runs it from the command line.
+says what differs from FedAvg and runs on every engine: client by client, on worker processes, stacked on a GPU, and
+across real sites. On the command line: `fedc2i run examples/own_method.py:Near --set power=2`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Near(fedc2i.Method):
     name = "near"
     title = "Near"
     about = "a personal mean for each client, in which nearer models weigh more"
-    keeps_uploads = True  # also of clients that sat a round out
+    keeps_uploads = True  # also uploads of clients that skipped a round
 
     power: float = fedc2i.option(2.0, "how fast weights fall with distance, at least 0; 0 is FedAvg")
 
@@ -33,7 +33,7 @@ class Near(fedc2i.Method):
             raise fedc2i.UserError(f"power must be at least 0, got {self.power}")
 
     def combine(self, uploads: fedc2i.Uploads, state: dict[str, Tensor]) -> tuple[fedc2i.Download, dict[str, Tensor]]:
-        """On the server: K uploads ``(K, ...)`` to a row for each client."""
+        """On the server: turns K uploads ``(K, ...)`` into one row for each client."""
         flat = torch.cat([rows.flatten(1) for rows in uploads.tensors.values()], dim=1)
         distances = torch.cdist(flat, flat)  # (K, K)
         nearness = (1 + distances / distances.mean().clamp(min=1e-12)) ** -self.power
@@ -44,7 +44,7 @@ class Near(fedc2i.Method):
     def personalise(
         self, own: dict[str, Tensor], batch: fedc2i.Batch | None, site: fedc2i.Site
     ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
-        """On the client: its mean is its next start, and its weights are reported, so that figures show them."""
+        """On the client: starts the next round from its mean, and reports its weights, so that figures show them."""
         start, _ = super().personalise(own, batch, site)
         return start, {"influence_vector": site.received["influence_vector"]}
 
@@ -56,7 +56,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     found = fedc2i.compare(["fedavg", Near(), "fedc2i"], data="embedded:scans,photos,ink", rounds=rounds)
     print(found.table())
-    print("Near: what each client is worth to each, after the last round")
+    print("Near: weight of each client (column) for each client (row), after the last round")
     print(found[1].influence()[-1].round(2))
 
 

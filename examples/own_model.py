@@ -1,7 +1,8 @@
-"""A model of your own: any torch module whose last operation is a linear layer. `python examples/own_model.py`.
+"""Your own model: any torch module whose last operation is a linear layer. `python examples/own_model.py`.
 
-`fedc2i.split` cuts it at that layer, the head: methods such as FedC²I and FedRep treat the layers before it (the body)
-and its rows, one for each class, apart. Images arrive scaled to -1..1, as (batch, 3, height, width).
+`fedc2i.split` divides it at that layer, the head. Methods such as FedC²I and FedRep treat the layers before it (the
+body) and the rows of the head, one for each class, separately. Images arrive scaled to -1..1, as
+(batch, 3, height, width).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import fedc2i
 
 
 class Residual(nn.Module):
-    """Two convolutions, and the input added to what they make of it."""
+    """Two convolutions with a skip connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class Residual(nn.Module):
 
 
 def small_resnet(classes: int = 10) -> nn.Module:
-    """Built anew for each seed, so that each has its own first weights."""
+    """Builds a new module for each seed, so that each has its own initial weights."""
     stem = [nn.Conv2d(3, 12, 5, stride=2), nn.ReLU(), Residual(12), nn.MaxPool2d(2), Residual(12)]
     head = nn.Sequential(nn.Dropout(0.1), nn.Linear(12, classes))
     return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
@@ -43,7 +44,7 @@ def build(classes: int, image: tuple[int, int, int]) -> fedc2i.Model:
 
 
 def main() -> None:
-    """FedC²I with this model; a pre-trained module instead of a function would be the start of every client."""
+    """Runs FedC²I with this model. With a pre-trained module instead of a function, every client starts from it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
