@@ -1,4 +1,4 @@
-"""What the documents show works as it stands there."""
+"""The documents' code runs, their links and paths exist, and every page says what it is for."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-LINKS = [
-    (path.name, target)
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8"))
-    if "://" not in target
-]
+PAGES = [*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")]
+TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in PAGES}
+README = TEXTS["README.md"]
 
+# Pages whose Python code a reader runs from top to bottom; the snippets of the README are independent of each other.
+WHOLE = ("docs/add-a-method.md", "docs/privacy.md")
 
-# The same five clients with a tenth of their images: what a snippet says is run as it stands, only sooner.
+# The same five clients with a tenth of their images, so that a snippet runs unchanged but sooner.
 SMALL = """
 from fedc2i.data import embedded as _embedded
 for _sizes in (_embedded.SCANNED, _embedded.RENDERED):
@@ -28,24 +25,76 @@ for _sizes in (_embedded.SCANNED, _embedded.RENDERED):
 """
 
 
-@pytest.mark.parametrize("code", SNIPPETS, ids=lambda code: code.strip().splitlines()[-1][:40])
-def test_readme_snippets_run(code: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SMALL + code]
+def snippets(name: str) -> list[str]:
+    """The Python code of a page."""
+    return re.findall(r"```python\n(.*?)```", TEXTS[name], flags=re.DOTALL)
+
+
+def prose(text: str) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+CODE = {f"README.md {k}": code for k, code in enumerate(snippets("README.md"))}
+CODE |= {name: "\n".join(snippets(name)) for name in WHOLE}
+LINKS = [
+    (name, target)
+    for name, text in TEXTS.items()
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose(text))
+    if "://" not in target
+]
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_code_runs(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SMALL + CODE[name]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
 
-def test_readme_has_snippets() -> None:
-    assert len(SNIPPETS) >= 3
+def test_there_is_code_to_run() -> None:
+    assert len(snippets("README.md")) >= 2
+    assert all(snippets(name) for name in WHOLE)
 
 
-@pytest.mark.parametrize(("document", "target"), LINKS)
-def test_links_lead_somewhere(document: str, target: str) -> None:
-    folder = ROOT if (ROOT / document).is_file() else ROOT / "docs"
-    assert (folder / target).exists()
+@pytest.mark.parametrize(("name", "target"), LINKS)
+def test_links_lead_somewhere(name: str, target: str) -> None:
+    assert ((ROOT / name).parent / target).exists()
+
+
+def test_paths_in_the_repository_exist() -> None:
+    named = {
+        (name, path)
+        for name, text in TEXTS.items()
+        for path in re.findall(r"(?<![\w/.])((?:src|tests|benchmarks|examples|docs)/[\w/.-]*\w/?)", text)
+    }
+    written = {"benchmarks/latest.json"}  # by the benchmarks
+    assert len(named) > 30
+    assert [(name, path) for name, path in named if path not in written and not (ROOT / path).exists()] == []
+
+
+def test_pictures_name_the_command_that_made_them() -> None:
+    for name, text in TEXTS.items():
+        for after in re.findall(r"^!\[[^\]]*\]\([^)]*\)\n\n(.*?)\n\n", text + "\n\n", flags=re.MULTILINE | re.DOTALL):
+            assert re.match(r"\*.*`(fedc2i|make|python) [^`]+`", after, flags=re.DOTALL), f"{name}: {after[:60]}"
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name.startswith("docs/")])
+def test_every_page_opens_with_its_purpose(name: str) -> None:
+    title, opening, *_ = TEXTS[name].split("\n\n")
+    assert title.startswith("# ")
+    assert re.search(r"\b([Ff]or|[Rr]eference|readers|who)\b", opening)
+    assert not opening.startswith(("|", "```", "#", "!"))
+
+
+def test_the_readme_fits_its_purpose() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 160
+    first_screen = "\n".join(lines[:45])
+    assert all(word in first_screen for word in ("![", "make demo", "make test", "PFLlib", "Flower"))
 
 
 def test_no_placeholder_is_left() -> None:
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        assert not re.search(r"@[A-Z0-9]+@", path.read_text(encoding="utf-8")), path.name
+    for name, text in TEXTS.items():
+        assert not re.search(r"@[A-Z0-9]+@|\bTODO\b|\bFIXME\b", text), name
