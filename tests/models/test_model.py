@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from fedc2i.core.errors import UserError
 from fedc2i.models import named
 from fedc2i.models.model import Model, scale, split
+from fedc2i.models.validation import validate
 
 IMAGE = (3, 32, 32)
 
@@ -61,7 +62,7 @@ def test_features_and_logits(name: str, side: int, classes: int) -> None:
     assert features.shape == (4, {"lenet5": 84, "lenet-wide": 192}[name.removesuffix("-bn")]) == (4, model.feature_size)
     assert (features >= 0).all()  # after relu
     assert model.head(params, features).shape == (4, classes)
-    model.check(x, classes)
+    validate(model, x, classes)
 
 
 def test_lenet_computes_what_the_textbook_says() -> None:
@@ -175,7 +176,7 @@ def test_split_cuts_any_module_in_two(build: Callable[[], nn.Module], head: str,
     module = build()
     module.load_state_dict(params)
     assert_close(model.head(params, model.features(params, x)), module(scale(x, torch.float32)))
-    model.check(x, 4)
+    validate(model, x, 4)
     weight, bias = model.split_head(params)
     assert weight.shape == (4, 5)
     assert (bias is None) == (len(head_names) == 1)
@@ -205,24 +206,23 @@ def test_no_linear_layer_at_all() -> None:
 def test_nothing_may_follow_the_head(after: nn.Module) -> None:
     model = split(lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 4), after), head="1")
     with pytest.raises(UserError, match=r"'1' must be its last operation .* leave softmax to the loss"):
-        model.check(images(side=16), 4)
+        validate(model, images(side=16), 4)
 
 
 def test_the_head_must_be_the_last_linear_layer() -> None:
+    model = split(lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 4), nn.Linear(4, 4)), head="1")
     with pytest.raises(UserError, match="must be its last operation"):
-        split(lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, 4), nn.Linear(4, 4)), head="1").check(
-            images(side=16), 4
-        )
+        validate(model, images(side=16), 4)
 
 
 def test_the_class_count_must_fit() -> None:
     with pytest.raises(UserError, match="model 'mine' has 4 outputs, but the data has 10 classes"):
-        split(net, head="3", name="mine").check(images(side=16), 10)
+        validate(split(net, head="3", name="mine"), images(side=16), 10)
 
 
 def test_the_image_size_must_fit() -> None:
     with pytest.raises(UserError, match=r"model 'custom' cannot read images of \(3, 32, 32\)"):
-        split(net, head="3").check(images(side=32), 4)
+        validate(split(net, head="3"), images(side=32), 4)
 
 
 @pytest.mark.parametrize("shape", [(3, 15, 32), (3, 32, 15)])

@@ -24,7 +24,7 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
             executor that cannot run the model, batches of one sample that the model cannot be trained on, or what
             clipping and noise do not cover.
     """
-    model.check(federation.clients[0].train.x[:2], len(federation.classes))
+    validation.validate(model, federation.clients[0].train.x[:2], len(federation.classes))
     _refuse_single_samples(model, federation, settings.training)
     method.setup(model.init(0, "check"), model)  # a method may refuse a model, e.g. FedBN one without BatchNorm
     settings.participants(len(federation.clients))
@@ -51,7 +51,7 @@ def _refuse_single_samples(model: Model, federation: Federation, training: Train
         for name, count in samples.items()
         if count == 1 or size == 1 or (count % size == 1 and not (training.drop_last and count > size))
     }
-    reason = validation.trouble_with_one(model, federation.image_shape) if single else None
+    reason = validation.why_not_one_sample(model, federation.image_shape) if single else None
     if reason is None:
         return
     name, count = next(((own, n) for own, n in single.items() if n == 1), next(iter(single.items())))

@@ -18,6 +18,7 @@ from fedc2i.engine.clip_noise import secret_in
 from fedc2i.flower.messages import Answer, Introduction, Task, failure
 from fedc2i.flower.site import Assignment, perform
 from fedc2i.flower.site_memory import ContextMemory, FolderMemory, Memory
+from fedc2i.models.validation import validate
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def make(
             task, received = Task.from_record(message.content)
             assignment, classes = find_assignment(task)
             home = find_home(context)
-            assignment.recipe.model.check(home.client.train.x[:2], len(classes))
+            validate(assignment.recipe.model, home.client.train.x[:2], len(classes))
             own, memory = home.data(classes), home.memory(context, task.run)
             secret = home.secret() if assignment.settings.noise else b""
             done: Answer = perform(task, received, assignment, own, memory, secret)

@@ -21,7 +21,7 @@ class LeNet(nn.Module):
     ) -> None:
         super().__init__()
         height, width = (((side - 4) // 2 - 4) // 2 for side in image[1:])
-        # BatchNorm takes any bias out again; it would have no gradient but rounding noise, which Adam blows up.
+        # BatchNorm removes any bias; its gradient would be rounding noise, which Adam amplifies.
         self.conv1 = nn.Conv2d(image[0], channels[0], 5, bias=not batch_norm)
         self.conv2 = nn.Conv2d(channels[0], channels[1], 5, bias=not batch_norm)
         self.bn1: nn.Module = nn.BatchNorm2d(channels[0]) if batch_norm else nn.Identity()

@@ -19,7 +19,7 @@ def max_pool(x: Tensor) -> Tensor:
 
 
 class _Pool(torch.autograd.Function):
-    """The maxima of four neighbours, and, for the way back, those of two rows; all sides are even."""
+    """The maxima of four neighbours and, for the backward pass, those of two rows; all sides are even."""
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,6 +70,6 @@ class _Unpool(torch.autograd.Function):
 
 
 def _share(gradient: Tensor, first: Tensor, to_first: Tensor, to_second: Tensor) -> None:
-    """The gradient to one of two places."""
+    """Passes the gradient to one of two places, and 0 to the other."""
     torch.mul(gradient, first, out=to_first)
     torch.sub(gradient, to_first, out=to_second)

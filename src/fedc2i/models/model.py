@@ -2,6 +2,7 @@
 
 `Model` wraps any ``torch.nn.Module``: its *body* θ is everything up to the input of the last linear layer, its *head* φ
 is that layer, one row (with its bias entry) per class. Methods see only names and tensors, never the module.
+`fedc2i.models.validation` finds out whether a model can be trained on given data.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core import seeding
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params
-from fedc2i.models import validation
 
+_PRECISIONS = (torch.float32, torch.float64)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
@@ -36,12 +37,12 @@ class Model:
         norm_names: the body's names that belong to normalisation layers.
         has_statistics: whether BatchNorm layers take statistics of a batch in training.
         evaluates_in_batches: whether some do so at evaluation, too.
-        has_dropout: whether it draws random numbers in training: its layers say so or, once `check` has run it, it did.
+        has_dropout: whether it draws random numbers in training, by its layers or as seen when it was validated.
     """
 
     def __init__(self, build: Callable[[], nn.Module], head: str, name: str = "custom") -> None:
-        module = validation.built(build, name)
-        layer = validation.linear(module, head, name)
+        module = _build(build, name)
+        layer = _head_layer(module, head, name)
         self.name = name
         self.head_layer = head
         self.classes = layer.out_features
@@ -77,12 +78,12 @@ class Model:
             module.train(training)
         features: Tensor = functional_call(module, body, (self.scaled(params, x),))
         for name, tensor in body.items() if training else ():
-            if tensor is not params[name]:  # a buffer that the module did not write to, but exchanged for another
+            if tensor is not params[name]:  # the module replaced the buffer instead of writing to it
                 params[name].copy_(tensor.detach())
         return features
 
     def whole(self, params: Params, x: Tensor) -> Any:
-        """What the module itself returns at evaluation: its logits, if it is what it should be."""
+        """What the module itself returns at evaluation: logits, if the model is valid."""
         return functional_call(self._module.get().eval(), params, (self.scaled(params, x),))
 
     def module_with(self, params: Params) -> nn.Module:
@@ -106,23 +107,9 @@ class Model:
         """The head's weight ``(C, d)`` and its bias ``(C,)``, if it has one (or ``(K, C, d)`` of a stack)."""
         return params[self.head_names[0]], params[self.head_names[1]] if len(self.head_names) > 1 else None
 
-    def check(self, x: Tensor, classes: int) -> None:
-        """Refuses a model that does not fit the data, is not cut at its last operation, or cannot be trained.
-
-        Args:
-            x: a few images of the data, uint8 ``(B, 3, H, W)``.
-            classes: how many classes the data has.
-
-        Raises:
-            UserError: with what is wrong and what is needed.
-        """
-        if self.classes != classes:
-            raise UserError(f"model '{self.name}' has {self.classes} outputs, but the data has {classes} classes")
-        self.has_dropout = validation.try_out(self, x) or self.has_dropout
-
 
 class _PerThread:
-    """A module of which every thread uses its own copy: a functional call puts other tensors into it for a while."""
+    """A module with one copy for each thread, because a functional call puts other tensors into it for a while."""
 
     def __init__(self, module: nn.Module) -> None:
         self._template = module
@@ -139,8 +126,65 @@ class _PerThread:
         return _PerThread, (self._template,)
 
 
+def _build(build: Callable[[], nn.Module], name: str) -> nn.Module:
+    """A copy of the module that ``build`` makes; refused unless its tensors can be replaced by others."""
+    with seeding.isolated(torch.device("cpu"), 0, "template"):
+        module = build()
+    if not isinstance(module, nn.Module):
+        kind = type(module).__name__
+        raise UserError(f"model '{name}' must be a torch.nn.Module or a function that builds one, got a {kind}")
+    for layer in module.modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise UserError(f"model '{name}' was made by torch.jit; give the torch.nn.Module it was made of")
+        if hasattr(layer, "_orig_mod"):
+            raise UserError(f"model '{name}' was made by torch.compile; give the torch.nn.Module it was made of")
+    for own, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if nn.parameter.is_lazy(tensor):
+            raise UserError(
+                f"model '{name}': '{own}' has no shape yet; let the function that builds the module also call it once, "
+                "with an image, or use layers that are not lazy"
+            )
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in _PRECISIONS:
+            precision = str(tensor.dtype).removeprefix("torch.")
+            raise UserError(f"model '{name}': '{own}' is {precision}, allowed are float32 and float64")
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # whatever a user's module may raise
+        reason = reason_of(error)
+        if "torch.nn.utils.weight_norm" in str(error):
+            reason = "use torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm"
+        raise UserError(f"model '{name}' cannot be copied: {reason}") from None
+
+
+def _head_layer(module: nn.Module, head: str, name: str) -> nn.Linear:
+    """The module's layer ``head``; refused unless it is a linear layer, not parametrised or tied to another."""
+    linears = {found: layer for found, layer in module.named_modules() if isinstance(layer, nn.Linear)}
+    if head not in linears:
+        allowed = ", ".join(linears) or "none"
+        raise UserError(f"head '{head}' is not a linear layer of the module, allowed are {allowed}")
+    parts = dict(linears[head].named_parameters())
+    if not parts.keys() <= {"weight", "bias"} or "weight" not in parts:
+        raise UserError(
+            f"model '{name}': head '{head}' must have a weight and at most a bias, got {', '.join(parts)}; "
+            "norms of weights (weight_norm, spectral_norm) are for the layers before it"
+        )
+    for other, tensor in module.named_parameters(remove_duplicate=False):
+        part = next((part for part, own in parts.items() if own is tensor), None)
+        if part is not None and other != f"{head}.{part}":
+            raise UserError(
+                f"model '{name}': head '{head}' shares its {part} with '{other}'; methods treat the head separately, "
+                "so it needs its own"
+            )
+    return linears[head]
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of what a user's module raised."""
+    return one_line((str(error).strip() or type(error).__name__).splitlines()[0])
+
+
 def scale(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 images to (x/255 − 0.5)/0.5, i.e. −1..1; anything else is taken as scaled already."""
+    """uint8 images to (x/255 − 0.5)/0.5, i.e. −1..1; images of another type are already scaled."""
     return x.to(dtype) * (2 / 255) - 1 if x.dtype == torch.uint8 else x
 
 

@@ -1,4 +1,4 @@
-"""Models by name, made for the data's classes and image size."""
+"""Models by name, built for the data's classes and image size."""
 
 from __future__ import annotations
 
@@ -16,15 +16,10 @@ NAMES = tuple(_LENETS)
 
 
 def build(name: str, classes: int, image: tuple[int, int, int]) -> Model:
-    """A model by name, fitted to the data.
+    """A model by name, for images of shape ``image`` ``(channels, height, width)``.
 
-    ``lenet5`` is the textbook net (6 and 16 channels, 120 and 84 hidden units), ``lenet-wide`` the wide one (64 and 64,
-    384 and 192), ``-bn`` their twins with BatchNorm after each convolution.
-
-    Args:
-        name: one of `NAMES`.
-        classes: number of classes.
-        image: ``(channels, height, width)`` of an image.
+    ``lenet5`` is the textbook net (6 and 16 channels, 120 and 84 hidden units), ``lenet-wide`` a wider one (64 and 64,
+    384 and 192); ``-bn`` adds BatchNorm after each convolution.
 
     Raises:
         UserError: for an unknown name or images too small for two convolutions.
