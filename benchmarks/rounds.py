@@ -23,14 +23,14 @@ from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.workers.executor import Workers
 from fedc2i.engine.executors.workers.pool import cores, lease
 from fedc2i.engine.records import Round
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Download, Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.messages import relay
 from fedc2i.models.named import build
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 
 LOOP_THREADS = 2
 
@@ -64,7 +64,7 @@ def our_rounds(
             on_round(last)
 
     net = build(model, len(federation.classes), federation.image_shape)
-    simulate(method, net, federation, Settings(rounds=rounds, **settings), seeds, device, note)
+    simulate(method, net, federation, EngineSettings(rounds=rounds, **settings), seeds, device, note)
     return Laps(seconds, [after - before for before, after in itertools.pairwise(stamps)])
 
 
@@ -92,7 +92,7 @@ def influence_steps(federation: Federation, times: int) -> Laps:
     data = [ClientData.place(own, len(federation.classes), torch.device("cpu")) for own in federation.clients]
     everyone = tuple(range(len(data)))
     models = stack([model.init(0, m) for m in everyone])
-    recipe = RunContext(FedC2I(), model, Training(), rounds=1, seed=0)
+    recipe = RunContext(FedC2I(), model, TrainingSettings(), rounds=1, seed=0)
     executor = Workers(lease(min(cores(), len(data))), [recipe], data)
     seconds = []
     for number in range(1, times + 1):

@@ -67,7 +67,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def options_page() -> str:
     """Every method with its options and defaults, then the settings of every run."""
     from fedc2i.methods.base import Method
-    from fedc2i.runs.settings import Config
+    from fedc2i.runs.settings import RunSettings
 
     lines = [
         "# All options",
@@ -80,7 +80,14 @@ def options_page() -> str:
         note = f" *{kind.reconstruction}*" if kind.reconstruction else ""
         lines += ["", f"## {name}", "", f"**{kind.title}**: {kind.about}.{note} Headline: {kind.headline}."]
         lines += _options_table(kind, Method)
-    lines += ["", "## Every method", *_options_table(Method, None), "", "## Every run", *_options_table(Config, None)]
+    lines += [
+        "",
+        "## Every method",
+        *_options_table(Method, None),
+        "",
+        "## Every run",
+        *_options_table(RunSettings, None),
+    ]
     return "\n".join(lines) + "\n"
 
 

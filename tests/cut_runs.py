@@ -16,16 +16,16 @@ import fedc2i
 from fedc2i import Federation, Method, Model, UserError
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.state import Start, ends_of
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Plan, prepare
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 from helpers import files_below
 
 CPU = torch.device("cpu")
-TRAINING = Training(batch_size=5, lr=0.02, epochs=1)
+TRAINING = TrainingSettings(batch_size=5, lr=0.02, epochs=1)
 
 
 class Cut(BaseException):
@@ -65,7 +65,7 @@ def assert_goes_on(
     **settings: Any,
 ) -> dict[int, Outcome]:
     """After every round the state goes to disk and back, a fresh federation goes on from there, and ends the same."""
-    how = Settings(**{"rounds": 3, "training": TRAINING, "executor": "looped", **settings})
+    how = EngineSettings(**{"rounds": 3, **vars(TRAINING), "executor": "looped", **settings})
     reports: list[Round] = []
 
     def keep(number: int, is_last: bool, state: Callable[[], Any]) -> None:

@@ -19,7 +19,7 @@ from fedc2i.engine.records import POINTS, Round
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.runs.results import Result
-from fedc2i.runs.settings import Config
+from fedc2i.runs.settings import RunSettings
 
 DIGIT5 = ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST-M")
 QUICK = ("--model", "lenet5", "--rounds", "1", "--set", "epochs=1")
@@ -102,7 +102,7 @@ def made_up(
     method = method or FedC2I()
     key = key or method.name
     tables = {seed: np.asarray(table, dtype=float) for seed, table in accuracy.items()}
-    config = Config(
+    config = RunSettings(
         method=method.name,
         data=federation.name,
         model="lenet5",

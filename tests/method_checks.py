@@ -13,14 +13,14 @@ from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.models.model import Model, split
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 
 CPU = torch.device("cpu")
-TRAINING = Training(batch_size=5, lr=0.01)
+TRAINING = TrainingSettings(batch_size=5, lr=0.01)
 SIZES = (12, 20, 7, 9)
 # Other defaults, or less, of methods that are tested themselves.
 PRESETS = ("fedc2i.methods.plus", "fedc2i.methods.fedc2i_ablation")
@@ -32,8 +32,10 @@ def run(
 ) -> tuple[Outcome, list[Round]]:
     """A small run, with the report of every round."""
     reports: list[Round] = []
-    settings = {"training": TRAINING, "executor": "looped", **settings}
-    outcomes = simulate(method, model, federation, Settings(rounds=rounds, **settings), [0], on_round=reports.append)
+    settings = {**vars(TRAINING), "executor": "looped", **settings}
+    outcomes = simulate(
+        method, model, federation, EngineSettings(rounds=rounds, **settings), [0], on_round=reports.append
+    )
     return outcomes[0], reports
 
 
@@ -45,7 +47,9 @@ def make_site(model: Model, data: ClientData, received: Params | None = None, **
     return Site(model, data.counts, torch.tensor(0), received or {}, **more)
 
 
-def local_client(method: Method, model: Model, federation: Federation, training: Training = TRAINING) -> LocalClient:
+def local_client(
+    method: Method, model: Model, federation: Federation, training: TrainingSettings = TRAINING
+) -> LocalClient:
     """The first client of a federation."""
     return LocalClient(RunContext(method, model, training, rounds=3, seed=0), place(federation))
 

@@ -25,7 +25,7 @@ from fedc2i.core import seeding
 from fedc2i.core.params import Params, row
 from fedc2i.data.federation import Federation
 from fedc2i.engine.records import Outcome
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
@@ -60,7 +60,7 @@ def federation() -> Federation:
 
 
 def engine(method: Method, federation: Federation, number: int) -> Outcome:
-    return simulate(method, LENET, federation, Settings(rounds=number, executor="looped"), [0])[0]
+    return simulate(method, LENET, federation, EngineSettings(rounds=number, executor="looped"), [0])[0]
 
 
 def reference(federation: Federation, number: int, seed: int = 0, both_points: bool = True) -> list[loop.LoopRound]:

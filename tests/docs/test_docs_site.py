@@ -15,7 +15,7 @@ import pytest
 import fedc2i
 from fedc2i.core.options import options_of
 from fedc2i.methods.base import Method
-from fedc2i.runs.settings import Config
+from fedc2i.runs.settings import RunSettings
 
 pytest.importorskip("mkdocs", reason="the extra docs is not installed")
 pytest.importorskip("material", reason="the extra docs is not installed")
@@ -110,7 +110,7 @@ def test_every_option_is_listed(site: Path, pages: dict[Path, Page]) -> None:
     page = pages[(site / "options.html").resolve()]
     methods = {name for name, kind in Method.registry.items() if kind.__module__.startswith("fedc2i.")}
     assert methods <= page.anchors
-    for kind in (Config, *(Method.registry[name] for name in methods)):
+    for kind in (RunSettings, *(Method.registry[name] for name in methods)):
         for option in options_of(kind).values():
             assert option.name in ("method", "options") or option.about.replace("`", "") in page.text
 

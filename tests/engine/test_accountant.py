@@ -23,11 +23,11 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.accountant import cost, epsilon, noise_for
 from fedc2i.engine.clip_noise import check
 from fedc2i.engine.participation import choose
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 from fedc2i.report import tables
-from fedc2i.runs.settings import Config
+from fedc2i.runs.settings import RunSettings
 from helpers import call
 from method_checks import upload
 
@@ -93,7 +93,7 @@ def test_the_noise_for_a_target_reaches_it_and_no_less_does(target: float) -> No
         (lambda: noise_for(0.0, 1), "target"),
         (lambda: noise_for(1.0, 0), "at least 1"),
         (lambda: noise_for(1e-12, 10**9), "no noise"),
-        (lambda: Config(delta=0.0), "delta"),
+        (lambda: RunSettings(delta=0.0), "delta"),
     ],
 )
 def test_values_out_of_range_are_refused(wrong: Callable[[], object], says: str) -> None:
@@ -135,8 +135,8 @@ def test_the_cost_counts_the_uploads_of_who_takes_part_most(model: Model, federa
 
 
 def test_the_cost_is_that_of_the_seed_that_costs_most() -> None:
-    config = Config(method="fedavg", rounds=7, clients_per_round=1, clip=1.0, noise=2.0)
-    drawn = {seed: [choose(seed, config.settings(), 3, number)[0] for number in range(1, 8)] for seed in range(9)}
+    config = RunSettings(method="fedavg", rounds=7, clients_per_round=1, clip=1.0, noise=2.0)
+    drawn = {seed: [choose(seed, config, 3, number)[0] for number in range(1, 8)] for seed in range(9)}
     most = {seed: max(Counter(own).values()) for seed, own in drawn.items()}
     low, *_, high = sorted(most, key=lambda seed: most[seed])
     assert most[low] < most[high]
@@ -151,7 +151,7 @@ def test_the_cost_is_that_of_the_seed_that_costs_most() -> None:
     [({}, 4), ({0: {2: 3}}, 6), ({1: {2: 3}}, 6), ({0: {2: 3}, 1: {1: 2, 4: 3}}, 7), ({2: {1: 9}}, 4)],
 )
 def test_what_was_asked_again_counts_for_its_own_seed(asked: Mapping[int, Mapping[int, int]], uploads: int) -> None:
-    spent = cost(Config(method="fedavg", rounds=4, clip=1.0, noise=2.0, seeds=(0, 1)), 3, asked=asked)
+    spent = cost(RunSettings(method="fedavg", rounds=4, clip=1.0, noise=2.0, seeds=(0, 1)), 3, asked=asked)
     assert spent is not None
     assert (spent.uploads, spent.epsilon) == (uploads, epsilon(2.0, uploads))
 
@@ -253,7 +253,7 @@ def test_the_document_says_which_methods_can_be_clipped(
 ) -> None:
     method, model = Method.registry[name](), make_model(batch_norm=name == "fedbn")
     try:
-        check(method, model, federation, Settings(clip=1.0, noise=1.0))
+        check(method, model, federation, EngineSettings(clip=1.0, noise=1.0))
         covered = "yes"
     except UserError:
         covered = "no"

@@ -14,12 +14,12 @@ from fedc2i.engine.executors.stacked.chunks import in_parts
 from fedc2i.methods.base import Download
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models.model import Model
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 
 
 def turn(model: Model, seed: int, clients: Sequence[int], shared: Tensor | None = None) -> ClientBatch:
     """A turn whose clients' models are ``100·seed + client``."""
-    recipe = RunContext(FedAvg(), model, Training(), rounds=1, seed=seed)
+    recipe = RunContext(FedAvg(), model, TrainingSettings(), rounds=1, seed=seed)
     params = {"w": torch.tensor([[100.0 * seed + m] for m in clients])}
     return ClientBatch(recipe, tuple(clients), params, Download({} if shared is None else {"s": shared}), 1)
 

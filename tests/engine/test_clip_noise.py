@@ -29,7 +29,7 @@ from fedc2i.engine.clip_noise import (
     secret_in,
 )
 from fedc2i.engine.server import Server
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Download, Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -167,7 +167,7 @@ def make_recipe(method: Method, model: Model) -> RunContext:
     return RunContext(method, model, TRAINING, rounds=3, seed=0)
 
 
-def history(method: Method, model: Model, federation: Federation, settings: Settings) -> list[Download]:
+def history(method: Method, model: Model, federation: Federation, settings: EngineSettings) -> list[Download]:
     """What the server sent before each of three rounds of a protected run, step by step."""
     recipe = make_recipe(method, model)
     data = [place(federation, k) for k in range(len(federation.clients))]
@@ -185,7 +185,7 @@ def history(method: Method, model: Model, federation: Federation, settings: Sett
 
 
 def one_round(
-    client: LocalClient, own: Params, download: Download, k: int, number: int, settings: Settings
+    client: LocalClient, own: Params, download: Download, k: int, number: int, settings: EngineSettings
 ) -> tuple[Params, Params, Params]:
     """The model after a client's round, what leaves it, and the model the round started from."""
     received, position = download.to(k), download.position(k)
@@ -196,7 +196,9 @@ def one_round(
     return trained, row(sent, 0), start
 
 
-def replay(client: LocalClient, downloads: list[Download], settings: Settings) -> list[tuple[Params, Params, Params]]:
+def replay(
+    client: LocalClient, downloads: list[Download], settings: EngineSettings
+) -> list[tuple[Params, Params, Params]]:
     """The first client's rounds on what the server sent in another course of events."""
     own, found = client.recipe.first_model(client.data.name, settings.init), []
     for number, download in enumerate(downloads, 1):
@@ -231,7 +233,7 @@ def test_other_data_moves_an_upload_by_twice_the_clip_at_most(
 ) -> None:
     method, model = Method.registry[name](), make_model(batch_norm=name == "fedbn")
     federation = make_federation(sizes=(12, 9, 7), validation=3)
-    settings = Settings(3, training=TRAINING, init=init, clip=0.01, noise=0.7)
+    settings = EngineSettings(rounds=3, **vars(TRAINING), init=init, clip=0.01, noise=0.7)
     check(method, model, federation, settings)
     downloads = history(method, model, federation, settings)
     changed = ClientData.place(other_data(federation.clients[0]), len(federation.classes), CPU)
@@ -244,7 +246,10 @@ def test_other_data_moves_an_upload_by_twice_the_clip_at_most(
 
 def test_a_start_that_saw_data_would_be_no_reference(model: Model, make_federation: Callable[..., Federation]) -> None:
     """Why the reference is not the start: with it, FedC²I's uploads move further than the noise was made for."""
-    federation, settings = make_federation(sizes=(12, 9, 7)), Settings(3, training=TRAINING, clip=0.01, noise=0.7)
+    federation, settings = (
+        make_federation(sizes=(12, 9, 7)),
+        EngineSettings(rounds=3, **vars(TRAINING), clip=0.01, noise=0.7),
+    )
     downloads = history(FedC2I(), model, federation, replace(settings, clip=0.0, noise=0.0))
     changed = ClientData.place(other_data(federation.clients[0]), len(federation.classes), CPU)
     ends = []
@@ -300,9 +305,9 @@ def test_what_arrives_is_within_the_clip_of_what_was_sent(model: Model, federati
 def test_what_clipping_does_not_cover_is_refused(
     method: Method, says: str, model: Model, federation: Federation
 ) -> None:
-    check(method, model, federation, Settings())
+    check(method, model, federation, EngineSettings())
     with pytest.raises(UserError, match=says) as caught:
-        check(method, model, federation, Settings(clip=1.0))
+        check(method, model, federation, EngineSettings(clip=1.0))
     assert "\n" not in str(caught.value)
 
 
@@ -314,10 +319,10 @@ def test_a_site_refuses_to_send_what_is_not_covered() -> None:
 
 def test_noise_on_running_variances_is_refused(make_model: Callable[..., Model], federation: Federation) -> None:
     model = make_model(batch_norm=True)
-    check(FedAvg(), model, federation, Settings(clip=1.0))
-    check(Method.registry["fedbn"](), model, federation, Settings(clip=1.0, noise=1.0))
+    check(FedAvg(), model, federation, EngineSettings(clip=1.0))
+    check(Method.registry["fedbn"](), model, federation, EngineSettings(clip=1.0, noise=1.0))
     with pytest.raises(UserError, match="BatchNorm statistics of model 'tiny'"):
-        check(FedAvg(), model, federation, Settings(clip=1.0, noise=1.0))
+        check(FedAvg(), model, federation, EngineSettings(clip=1.0, noise=1.0))
 
 
 @pytest.mark.parametrize(
@@ -333,7 +338,7 @@ def test_noise_on_running_variances_is_refused(make_model: Callable[..., Model],
 )
 def test_bad_bounds_are_refused(settings: dict[str, float], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        Settings(**settings)  # type: ignore[arg-type]
+        EngineSettings(**settings)  # type: ignore[arg-type]
 
 
 def test_noise_of_a_secret_is_finite_and_symmetric_to_its_last_bit() -> None:
@@ -346,7 +351,7 @@ def test_noise_of_a_secret_is_finite_and_symmetric_to_its_last_bit() -> None:
 
 def test_without_a_valid_model_every_client_is_held_against_its_own_first_one(model: Model) -> None:
     """As a site does, which knows no other client; with initial models of their own these differ."""
-    recipe, settings = RunContext(FedAvg(), model, TRAINING, 1, 0), Settings(init="independent", clip=1e-9)
+    recipe, settings = RunContext(FedAvg(), model, TRAINING, 1, 0), EngineSettings(init="independent", clip=1e-9)
     upload = recipe.first_model("z", "independent")
     relayed = {name: torch.stack([tensor, tensor]) for name, tensor in upload.items()}
     for flags in ((False, False), (True, False)):
@@ -359,7 +364,7 @@ def test_without_a_valid_model_every_client_is_held_against_its_own_first_one(mo
 
 
 def test_clients_of_a_round_are_held_against_their_own_mail_and_get_noise_of_their_own(model: Model) -> None:
-    recipe, settings = RunContext(FedAvg(), model, TRAINING, 5, 7), Settings(clip=0.5, noise=2.0)
+    recipe, settings = RunContext(FedAvg(), model, TRAINING, 5, 7), EngineSettings(clip=0.5, noise=2.0)
     mail = [{"w": numbers(1.0, 2.0, 3.0)}, {"w": numbers(-4.0, 0.0, 9.0)}]
     for number in (1, 2):
         sent = protect(stack(mail), ("a", "b"), number, recipe, settings, mail.__getitem__)["w"]

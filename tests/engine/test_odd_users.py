@@ -14,17 +14,18 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
 from fedc2i.engine.checks import check
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedrep import FedRep
 from fedc2i.models.model import Model, split
 from fedc2i.runs.plan import prepare
-from fedc2i.training.local import Batch, Training
+from fedc2i.training.local import Batch
+from fedc2i.training.settings import TrainingSettings
 
 PIXELS = 3 * 16 * 16
-QUICK = Training(epochs=2, batch_size=8)
+QUICK = TrainingSettings(epochs=2, batch_size=8)
 
 
 def net() -> nn.Sequential:
@@ -37,21 +38,21 @@ def test_frozen_backbone_stays_and_the_head_trains(federation: Federation, execu
     for parameter in backbone[1].parameters():
         parameter.requires_grad_(False)
     model = split(backbone, head="3")
-    outcome = simulate(FedRep(), model, federation, Settings(rounds=1, executor=executor, training=QUICK), [0])[0]  # type: ignore[arg-type]
+    outcome = simulate(FedRep(), model, federation, EngineSettings(rounds=1, executor=executor, **vars(QUICK)), [0])[0]  # type: ignore[arg-type]
     assert all(torch.equal(own, backbone[1].weight) for own in outcome.trained["1.weight"])
     assert not torch.equal(outcome.trained["3.weight"][0], backbone[3].weight)
 
 
 def test_double_precision_model(federation: Federation) -> None:
-    outcome = simulate(FedAvg(), split(net().double(), head="3"), federation, Settings(rounds=1, training=QUICK), [0])[
-        0
-    ]
+    outcome = simulate(
+        FedAvg(), split(net().double(), head="3"), federation, EngineSettings(rounds=1, **vars(QUICK)), [0]
+    )[0]
     assert outcome.received["3.weight"].dtype == torch.float64
 
 
 def test_gradients_switched_off_by_the_caller(federation: Federation) -> None:
     model = split(net, head="3")
-    settings = Settings(rounds=1, training=QUICK)
+    settings = EngineSettings(rounds=1, **vars(QUICK))
     with torch.no_grad():
         inside = simulate(FedAvg(), model, federation, settings, [0])[0]
     outside = simulate(FedAvg(), model, federation, settings, [0])[0]
@@ -63,7 +64,7 @@ def test_users_precision_settings_are_left_as_they_were(federation: Federation) 
     before = matmul.fp32_precision, conv.fp32_precision
     try:
         matmul.fp32_precision, conv.fp32_precision = "ieee", "tf32"
-        simulate(FedAvg(), split(net, head="3"), federation, Settings(rounds=1, training=QUICK), [0])
+        simulate(FedAvg(), split(net, head="3"), federation, EngineSettings(rounds=1, **vars(QUICK)), [0])
         assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "tf32")
     finally:
         matmul.fp32_precision, conv.fp32_precision = before
@@ -80,8 +81,8 @@ def test_batch_norm_without_running_statistics_is_never_stacked(federation: Fede
     model = split(untracked, head="3")
     assert model.evaluates_in_batches
     with pytest.raises(UserError, match="executor=stacked: model 'custom' takes batch statistics at evaluation"):
-        check(FedAvg(), model, federation, Settings(executor="stacked"))
-    check(FedAvg(), model, federation, Settings(executor="auto"))
+        check(FedAvg(), model, federation, EngineSettings(executor="stacked"))
+    check(FedAvg(), model, federation, EngineSettings(executor="auto"))
 
 
 def test_diagnostics_about_oneself(federation: Federation, make_model: Callable[..., Model]) -> None:
@@ -95,7 +96,7 @@ def test_diagnostics_about_oneself(federation: Federation, make_model: Callable[
             return start, {"samples": site.counts.sum(), "counts": site.counts}
 
     reports = []
-    settings = Settings(rounds=2, clients_per_round=2, evaluate_every=2, training=QUICK)
+    settings = EngineSettings(rounds=2, clients_per_round=2, evaluate_every=2, **vars(QUICK))
     simulate(Chatty(), make_model(), federation, settings, [0], on_round=reports.append)
     sizes = np.array([len(client.train) for client in federation.clients], dtype=np.float32)
     assert (reports[1].influence["samples"] == sizes).all()

@@ -27,18 +27,19 @@ from fedc2i.engine.executors.stacked.compatibility import obstacle
 from fedc2i.engine.executors.stacked.executor import Stacked
 from fedc2i.engine.executors.stacked.memory_estimate import bytes_of_a_step, clients_that_fit
 from fedc2i.engine.records import Outcome
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.model import Model, scale, split
-from fedc2i.training.local import Training, draw_epochs
+from fedc2i.training.local import draw_epochs
+from fedc2i.training.settings import TrainingSettings
 from oracles.training import local_run
 
 CLASSES, PIXELS = 4, 3 * 16 * 16
 SIZES = (12, 20, 7, 9)
-TRAINING = Training(epochs=2, batch_size=5, optimizer="sgd", lr=0.05)
+TRAINING = TrainingSettings(epochs=2, batch_size=5, optimizer="sgd", lr=0.05)
 
 
 class Net(nn.Module):
@@ -223,7 +224,7 @@ def double(build: Callable[[], nn.Module]) -> Model:
 
 
 def run(model: Model, federation: Federation, executor: str, method: Method | None = None, **more: Any) -> Outcome:
-    settings = Settings(rounds=more.pop("rounds", 1), executor=executor, training=TRAINING)  # type: ignore[arg-type]
+    settings = EngineSettings(rounds=more.pop("rounds", 1), executor=executor, **vars(TRAINING))  # type: ignore[arg-type]
     return simulate(method or FedAvg(), model, federation, settings, more.pop("seeds", [0]), **more)[0]
 
 
@@ -282,7 +283,7 @@ def test_what_draws_is_a_seed_s_own_when_stacked(kind: str, uneven: Federation) 
 def test_what_cannot_be_stacked_is_refused(kind: str, uneven: Federation) -> None:
     build, reason = LOOPED_ONLY[kind]
     with pytest.raises(UserError) as caught:
-        check(FedAvg(), double(build), uneven, Settings(executor="stacked"))
+        check(FedAvg(), double(build), uneven, EngineSettings(executor="stacked"))
     assert str(caught.value).startswith(f"executor=stacked: model 'custom' {reason}")
     assert str(caught.value).endswith("; use executor=looped")
     assert "\n" not in str(caught.value)
@@ -307,7 +308,7 @@ def test_auto_takes_the_loop_by_itself(
     model = double({**STACKS, **{name: own for name, (own, _) in LOOPED_ONLY.items()}}[kind])
     data = [ClientData.place(client, CLASSES, torch.device("cpu")) for client in uneven.clients]
     recipes = [RunContext(FedAvg(), model, TRAINING, 1, 0)]
-    executor = simulator._executor(recipes, data, Settings(), torch.device("cuda"), None)
+    executor = simulator._executor(recipes, data, EngineSettings(), torch.device("cuda"), None)
     assert isinstance(executor, kept)
     said = [str(warning.message) for warning in recwarn if "executor" in str(warning.message)]
     expected = (
@@ -402,7 +403,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_what_nobody_can_compute_is_refused(kind: str, federation: Federation) -> None:
     build, message = REFUSED[kind]
     with pytest.raises(UserError, match=message) as caught:
-        check(FedAvg(), split(build, head="fc"), federation, Settings())
+        check(FedAvg(), split(build, head="fc"), federation, EngineSettings())
     assert "\n" not in str(caught.value)
 
 
@@ -437,7 +438,7 @@ def test_batch_norm_of_a_single_sample(
     executor: str, sizes: tuple[int, ...], how: dict[str, Any], message: str, make_federation: Callable[..., Federation]
 ) -> None:
     """torch refuses to train on it; stacked, padding would hide that."""
-    settings = Settings(rounds=1, executor=executor, training=Training(**how))  # type: ignore[arg-type]
+    settings = EngineSettings(rounds=1, executor=executor, **vars(TrainingSettings(**how)))  # type: ignore[arg-type]
     work = partial(simulate, FedAvg(), split(features_normed, head="3"), make_federation(sizes=sizes), settings, [0])
     if not message:
         assert torch.isfinite(work()[0].trained["3.weight"]).all()

@@ -8,15 +8,15 @@ import pytest
 
 from fedc2i.engine.participation import Patience, choose
 from fedc2i.engine.records import Round
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 
 
 def test_all_take_part_unless_told_otherwise() -> None:
-    assert choose(0, Settings(), 5, 1) == (0, 1, 2, 3, 4)
+    assert choose(0, EngineSettings(), 5, 1) == (0, 1, 2, 3, 4)
 
 
 def test_a_share_is_drawn_anew_every_round_and_repeatably() -> None:
-    settings = Settings(clients_per_round="40%")
+    settings = EngineSettings(clients_per_round="40%")
     drawn = [choose(3, settings, 10, number) for number in range(1, 200)]
     assert all(list(own) == sorted(set(own)) and len(own) == 4 for own in drawn)
     counts = Counter(client for own in drawn for client in own)

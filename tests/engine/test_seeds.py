@@ -14,19 +14,20 @@ from torch import Tensor
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.model import Model
-from fedc2i.training.local import Batch, Training
+from fedc2i.training.local import Batch
+from fedc2i.training.settings import TrainingSettings
 from method_checks import in_double
 from oracles import assert_same_model
 
 SIZES = (12, 20, 7, 9)
 SEEDS = (3, 0, 11)
-TRAINING = Training(batch_size=5, lr=0.01)
+TRAINING = TrainingSettings(batch_size=5, lr=0.01)
 EXACT = {"rtol": 0.0, "atol": 0.0}
 TOLERANCE: dict[str, dict[str, float]] = {"looped": EXACT, "stacked": {"rtol": 1e-5, "atol": 1e-9}}
 executors = pytest.mark.parametrize("executor", ["looped", "stacked"])
@@ -37,7 +38,7 @@ def run(
 ) -> tuple[dict[int, Outcome], dict[int, list[Round]]]:
     """Outcomes and reports, by seed."""
     reports: dict[int, list[Round]] = {seed: [] for seed in seeds}
-    how = Settings(rounds=rounds, training=TRAINING, **settings)
+    how = EngineSettings(rounds=rounds, **vars(TRAINING), **settings)
     outcomes = simulate(method, model, federation, how, seeds, on_round=lambda one: reports[one.seed].append(one))
     assert tuple(outcomes) == seeds
     return outcomes, reports
@@ -113,7 +114,7 @@ def test_seeds_differ(executor: str, normed: Model, federation: Federation) -> N
 @executors
 def test_reports_come_round_by_round(executor: str, normed: Model, federation: Federation) -> None:
     seen: list[tuple[int, int]] = []
-    settings = Settings(rounds=2, executor=executor, training=TRAINING)  # type: ignore[arg-type]
+    settings = EngineSettings(rounds=2, executor=executor, **vars(TRAINING))  # type: ignore[arg-type]
     simulate(FedAvg(), normed, federation, settings, SEEDS, on_round=lambda one: seen.append((one.round, one.seed)))
     assert seen == [(number, seed) for number in (1, 2) for seed in SEEDS]
 
@@ -208,8 +209,8 @@ def test_dropout_differs_between_clients(
     """Clients with the same data, from the same start, in one batch: they end apart only because of their masks."""
     (one,) = make_federation(sizes=(12,)).clients
     both = tuple(replace(one, name=name) for name in "ab")
-    training = Training(epochs=1, batch_size=12, optimizer="sgd", lr=0.1)
-    settings = Settings(rounds=1, executor=executor, clients_at_once=at_once, training=training)
+    training = TrainingSettings(epochs=1, batch_size=12, optimizer="sgd", lr=0.1)
+    settings = EngineSettings(rounds=1, executor=executor, clients_at_once=at_once, **vars(training))
     for dropout, same in ((0.0, True), (0.5, False)):
         model = in_double(make_model(dropout=dropout))
         outcome = simulate(FedAvg(), model, Federation("twins", both, tuple("wxyz")), settings, [0])[0]

@@ -23,7 +23,7 @@ from fedc2i.engine.executors.stacked.cuda_graph import Recorded
 from fedc2i.engine.executors.stacked.executor import Stacked
 from fedc2i.engine.executors.stacked.steps import Stepper
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -31,13 +31,14 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.max_pool import max_pool
 from fedc2i.models.model import Model, split
 from fedc2i.models.named import build
-from fedc2i.training.local import Batch, Training
+from fedc2i.training.local import Batch
+from fedc2i.training.settings import TrainingSettings
 from method_checks import OF_THEIR_OWN, in_double
 
 EVERY_METHOD = sorted(Method.registry)
 SIZES = (12, 20, 7, 9)
-TRAINING = Training(batch_size=5, lr=0.01)
-SMOOTH = Training(batch_size=5, optimizer="sgd", lr=0.05, momentum=0.5)
+TRAINING = TrainingSettings(batch_size=5, lr=0.01)
+SMOOTH = TrainingSettings(batch_size=5, optimizer="sgd", lr=0.05, momentum=0.5)
 
 
 class Convolutional(nn.Module):
@@ -75,8 +76,8 @@ def run(
     **settings: Any,
 ) -> tuple[dict[int, Outcome], list[Round]]:
     reports: list[Round] = []
-    settings = {"training": TRAINING, **settings}
-    how = Settings(rounds=rounds, executor=executor, **settings)  # type: ignore[arg-type]
+    settings = {**vars(TRAINING), **settings}
+    how = EngineSettings(rounds=rounds, executor=executor, **settings)  # type: ignore[arg-type]
     return simulate(method, model, federation, how, seeds, on_round=reports.append), reports
 
 
@@ -132,7 +133,7 @@ def test_as_one_after_the_other(
 @pytest.mark.parametrize("name", ["lenet5", "lenet5-bn"])
 def test_lenet_in_single_precision(name: str, method: Method, make_federation: Callable[..., Federation]) -> None:
     model = build(name, classes=4, image=(3, 16, 16))
-    both = partial(run, method, model, make_federation(sizes=(12, 20, 7)), rounds=2, training=SMOOTH)
+    both = partial(run, method, model, make_federation(sizes=(12, 20, 7)), rounds=2, **vars(SMOOTH))
     looped, stacked = both("looped")[0][0], both("stacked")[0][0]
     for mine, theirs in ((stacked.trained, looped.trained), (stacked.received, looped.received)):
         for key, tensor in theirs.items():
@@ -322,8 +323,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_a_method_that_reads_the_round(
     method: type[Method], normed: Model, make_federation: Callable[..., Federation]
 ) -> None:
-    both = partial(run, method(), normed, make_federation(sizes=SIZES), seeds=(0, 5), rounds=4, training=SMOOTH)
-    looped, plain = both("looped"), run(FedAvg(), normed, make_federation(sizes=SIZES), rounds=4, training=SMOOTH)
+    both = partial(run, method(), normed, make_federation(sizes=SIZES), seeds=(0, 5), rounds=4, **vars(SMOOTH))
+    looped, plain = both("looped"), run(FedAvg(), normed, make_federation(sizes=SIZES), rounds=4, **vars(SMOOTH))
     for at_once in (0, 2):
         assert_close_runs(both(clients_at_once=at_once), looped, rtol=1e-8)
     with pytest.raises(AssertionError):  # the round does matter
@@ -423,7 +424,7 @@ def test_what_is_personal_reaches_its_client(
     participation: str, at_once: int, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:
     """Also those whom the server does not know yet, who get the mean of all rows."""
-    settings = {"clients_per_round": participation, "seeds": (0, 5), "training": SMOOTH}
+    settings = {"clients_per_round": participation, "seeds": (0, 5), **vars(SMOOTH)}
     both = partial(run, Personal(), normed, make_federation(sizes=SIZES), **settings)
     assert_close_runs(both(clients_at_once=at_once), both("looped"), rtol=1e-6)
 
@@ -449,7 +450,7 @@ def test_nothing_to_train(normed: Model, federation: Federation) -> None:
 def test_on_a_gpu_as_on_a_cpu(name: str, convolutional: Model, make_federation: Callable[..., Federation]) -> None:
     """Recorded and replayed, against one client after the other without any recording."""
     federation, method, reports = make_federation(sizes=SIZES, validation=3), Method.registry[name](), []
-    settings = Settings(rounds=4, executor="stacked", training=TRAINING)
+    settings = EngineSettings(rounds=4, executor="stacked", **vars(TRAINING))
     outcomes = simulate(method, convolutional, federation, settings, (0, 5), "cuda", on_round=reports.append)
     there = {
         seed: Outcome(*({n: t.cpu() for n, t in own.items()} for own in (one.trained, one.received)), one.last)
@@ -467,7 +468,7 @@ def test_a_loss_that_waits_for_the_gpu_is_trained_unrecorded(normed: Model, fede
             torch.cuda.synchronize()
             return super().loss(params, batch, site)
 
-    settings = Settings(rounds=2, executor="stacked", training=TRAINING)
+    settings = EngineSettings(rounds=2, executor="stacked", **vars(TRAINING))
     with pytest.warns(UserWarning, match="cannot be recorded and runs unrecorded"):
         got = simulate(Impatient(), normed, federation, settings, [0], "cuda")[0]
     want = simulate(FedAvg(), normed, federation, settings, [0], "cuda")[0]

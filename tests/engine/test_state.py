@@ -15,11 +15,11 @@ from cut_runs import (
 from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core.params import size_in_bytes
 from fedc2i.engine import checkpoint_file
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.state import Start, size_of_state
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 from method_checks import OF_THEIR_OWN
 
 
@@ -89,7 +89,7 @@ def test_seeds_that_have_ended_are_kept(
     tmp_path: Path, make_federation: Callable[..., Federation], model: Model
 ) -> None:
     federation = make_federation((12, 9, 7), validation=4)
-    settings: dict[str, Any] = {"rounds": 12, "patience": 1, "training": Training(epochs=1, lr=0.02)}
+    settings: dict[str, Any] = {"rounds": 12, "patience": 1, **vars(TrainingSettings(epochs=1, lr=0.02))}
     outcomes = assert_goes_on(tmp_path, Method.registry["fedc2i"](), model, federation, (0, 1, 2), **settings)
     assert len({outcome.last.round for outcome in outcomes.values()}) > 1, "seeds are to be chosen so that they differ"
 
@@ -135,7 +135,7 @@ def test_what_is_the_same_is_written_once(
 def test_the_size_of_a_state_by_hand(
     settings: dict[str, Any], models: int, federation: Federation, model: Model
 ) -> None:
-    found = size_of_state(FedAvg(), model, federation, Settings(3, **settings), (0, 1))
+    found = size_of_state(FedAvg(), model, federation, EngineSettings(rounds=3, **settings), (0, 1))
     assert found == 2 * models * size_in_bytes(model.init(0))
 
 
@@ -146,4 +146,4 @@ def test_the_state_of_another_model_is_refused(
     saved = checkpoint_file.load(tmp_path / "1")
     assert saved is not None
     with pytest.raises(UserError, match="the checkpoint after round 1 is of another model or of other clients"):
-        simulate(FedAvg(), make_model(bias=False), federation, Settings(rounds=3), [0], start=Start(*saved, {}))
+        simulate(FedAvg(), make_model(bias=False), federation, EngineSettings(rounds=3), [0], start=Start(*saved, {}))

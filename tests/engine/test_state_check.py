@@ -23,7 +23,7 @@ from fedc2i.core.params import prefixed
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.participation import choose
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.state import require_fit
 from fedc2i.runs.folder import RunFolder
 from helpers import call, write_arrays
@@ -100,7 +100,7 @@ def test_an_audience_must_be_of_clients_and_have_those_who_train_next(
     """As many as have received, so that only the numbers tell."""
     planned = plan(federation, model, seeds=(0,))
     cut_run(monkeypatch, tmp_path, planned)
-    saved, next_ones = kept_by(tmp_path), [*choose(0, planned.config.settings(), 3, 2)]
+    saved, next_ones = kept_by(tmp_path), [*choose(0, planned.config, 3, 2)]
     (other,) = {0, 1, 2} - {*next_ones}
     for odd in ([*next_ones, 99], [*next_ones, next_ones[0]], [*next_ones, "a"]):
         checkpoint_file.save(tmp_path / "checkpoints", 1, saved.tensors, {"0": {**saved.values["0"], "audience": odd}})
@@ -187,8 +187,8 @@ def test_the_models_of_a_seed_that_has_ended_must_fit(
 
 
 def test_a_seed_has_not_ended_behind_the_state(federation: Federation, model: Model) -> None:
-    method, settings = Method.registry["fedavg"](), Settings(rounds=3)
-    firsts = RunContext(method, model, settings.training, 3, 0).first_models(federation.names, "common")
+    method, settings = Method.registry["fedavg"](), EngineSettings(rounds=3)
+    firsts = RunContext(method, model, settings, 3, 0).first_models(federation.names, "common")
     tensors = prefixed("seed0/own/", firsts) | prefixed("seed0/received/", firsts)
     require_fit(method, model, federation, settings, [0], (tensors, {"0": {"ended": 1}}), 1)
     with pytest.raises(UserError, match=r"the checkpoint after round 1 is damaged \(ended=2\)"):

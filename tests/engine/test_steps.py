@@ -15,7 +15,8 @@ from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.engine.executors.stacked.steps import Stepper, Steps, plan_steps
 from fedc2i.engine.executors.stacked.vmap_rules import Lifted
 from fedc2i.models.model import Model
-from fedc2i.training.local import Batch, Training, draw_epochs, pad, train
+from fedc2i.training.local import Batch, draw_epochs, pad, train
+from fedc2i.training.settings import TrainingSettings
 from method_checks import in_double
 from oracles import assert_same_model
 
@@ -23,11 +24,11 @@ SIZES = (12, 7, 21)
 SEEDS = 2
 Context = dict[str, Any]
 TRAININGS = {
-    "adam": Training(batch_size=5),
-    "adam-decay": Training(batch_size=5, lr=0.02, weight_decay=0.1, epochs=3),
-    "sgd-momentum": Training(batch_size=4, optimizer="sgd", lr=0.05, momentum=0.9, weight_decay=0.1),
-    "drop-last": Training(batch_size=5, drop_last=True),
-    "everything-at-once": Training(batch_size=100),
+    "adam": TrainingSettings(batch_size=5),
+    "adam-decay": TrainingSettings(batch_size=5, lr=0.02, weight_decay=0.1, epochs=3),
+    "sgd-momentum": TrainingSettings(batch_size=4, optimizer="sgd", lr=0.05, momentum=0.9, weight_decay=0.1),
+    "drop-last": TrainingSettings(batch_size=5, drop_last=True),
+    "everything-at-once": TrainingSettings(batch_size=100),
 }
 
 
@@ -40,7 +41,7 @@ def datasets(sizes: tuple[int, ...] = SIZES) -> list[Batch]:
     return sets
 
 
-def batches_of(sizes: tuple[int, ...], training: Training, round: int = 1) -> list[list[list[Tensor]]]:
+def batches_of(sizes: tuple[int, ...], training: TrainingSettings, round: int = 1) -> list[list[list[Tensor]]]:
     """For every seed, for every client, the batches of its run."""
     return [
         [
@@ -51,7 +52,7 @@ def batches_of(sizes: tuple[int, ...], training: Training, round: int = 1) -> li
     ]
 
 
-def steps_of(batches: list[list[list[Tensor]]], training: Training, sizes: tuple[int, ...] = SIZES) -> Steps:
+def steps_of(batches: list[list[list[Tensor]]], training: TrainingSettings, sizes: tuple[int, ...] = SIZES) -> Steps:
     largest = max(sizes)
     return plan_steps(batches, training.epochs * training.batches(largest), min(largest, training.batch_size))
 
@@ -91,7 +92,7 @@ def one_by_one(
     model: Model,
     first: list[list[Params]],
     batches: Any,
-    training: Training,
+    training: TrainingSettings,
     context: Context,
     trainable: list[str],
     average: bool = False,
@@ -114,7 +115,7 @@ def everyone(clients: int = len(SIZES)) -> Tensor:
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
 @pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS.keys())
 def test_many_at_once_are_each_alone(
-    training: Training, batch_norm: bool, average: bool, make_model: Callable[..., Model]
+    training: TrainingSettings, batch_norm: bool, average: bool, make_model: Callable[..., Model]
 ) -> None:
     """Unequal clients, which stop after different numbers of steps, with short batches; in two rounds."""
     model = in_double(make_model(batch_norm=batch_norm))
@@ -230,7 +231,7 @@ def test_means_of_the_second_half_by_hand() -> None:
     up, down, mixed = [1, 2, 3, 4, 5], [5, 4, 3, 2, 1], [3, 5, 1, 1, 4]
     data, _ = doubling([up])
     start = {"w": torch.ones(2, 5, 1).double(), "still": torch.full((2, 5), 7.0)}
-    training = Training(optimizer="sgd", lr=1.0)
+    training = TrainingSettings(optimizer="sgd", lr=1.0)
 
     def loss(params: Params, batch: Batch, context: Context) -> Tensor:
         return -params["w"].square().sum() / 2
@@ -259,7 +260,7 @@ def test_a_run_after_one_that_diverged() -> None:
         lambda params, batch, context: -params["w"].square().sum() / 2,
         ["w"],
         data,
-        Training(optimizer="sgd", lr=1.0),
+        TrainingSettings(optimizer="sgd", lr=1.0),
         {},
         average=True,
     )

@@ -23,7 +23,7 @@ from fedc2i.engine.executors.looped import Looped
 from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Server
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.topology import MOST_BYTES, Circle, Topology, parse
 from fedc2i.methods.base import Method, Uploads
@@ -36,12 +36,12 @@ from fedc2i.methods.multi_krum import MultiKrum
 from fedc2i.methods.pfedgraph import PFedGraph
 from fedc2i.models.model import Model
 from fedc2i.runs.settings import read_toml
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 from helpers import QUICK, call, write_arrays
 from method_checks import OF_THEIR_OWN, in_double
 from oracles import assert_same_model
 
-TRAINING = Training(epochs=1, batch_size=5, lr=0.01)
+TRAINING = TrainingSettings(epochs=1, batch_size=5, lr=0.01)
 SIZES = (12, 20, 7, 9, 15)
 RING = ((0, 1, 4), (0, 1, 2), (1, 2, 3), (2, 3, 4), (0, 3, 4))
 EVERY_METHOD = OF_THEIR_OWN
@@ -65,7 +65,7 @@ def run(
     method: Method, model: Model, federation: Federation, topology: str, seeds: Sequence[int] = (0,), **settings: Any
 ) -> Run:
     reports: list[Round] = []
-    how = Settings(**{"rounds": 2, "training": TRAINING, "executor": "looped", "topology": topology, **settings})
+    how = EngineSettings(**{"rounds": 2, **vars(TRAINING), "executor": "looped", "topology": topology, **settings})
     return simulate(method, model, federation, how, seeds, on_round=reports.append), reports
 
 
@@ -469,7 +469,7 @@ def test_all_neighbours_are_no_topology(
 
 
 def test_full_is_the_default() -> None:
-    assert Settings() == Settings(topology="full")
+    assert EngineSettings() == EngineSettings(topology="full")
 
 
 def test_full_is_one_turn_a_seed(

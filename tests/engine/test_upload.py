@@ -19,7 +19,7 @@ from fedc2i.engine.attacks import KINDS, Attack, apply, by_kind, parse, read_res
 from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Mailbox
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.upload import leave
 from fedc2i.methods.base import Method
@@ -29,11 +29,11 @@ from fedc2i.methods.fedproto import FedProto
 from fedc2i.methods.pfedgraph import PFedGraph
 from fedc2i.models import named
 from fedc2i.models.model import Model
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 from method_checks import in_double
 from oracles import assert_same_model
 
-TRAINING = Training(batch_size=5, lr=0.01)
+TRAINING = TrainingSettings(batch_size=5, lr=0.01)
 NAMES = ("a", "b", "c", "d", "e")
 KEY = (3, "b", 7)
 ATTACKS = [kind if strength is None else f"{kind}:{strength:g}" for kind, strength in KINDS.items()]
@@ -196,26 +196,26 @@ def test_only_the_attackers_rows_change(model: Model) -> None:
     recipe = RunContext(FedAvg(), model, TRAINING, 1, 0, parse("scaled:3@c;sign-flip@c;free-rider@e", NAMES, 0))
     starts = {"w": torch.tensor([[8.0, 8.0], [1.0, 1.0], [5.0, 6.0]])}
     uploads = {"w": torch.tensor([[2.0, 0.0], [3.0, 1.0], [9.0, 9.0]])}
-    assert leave(uploads, starts, ["a", "c", "e"], 1, recipe, Settings())["w"].tolist() == [
+    assert leave(uploads, starts, ["a", "c", "e"], 1, recipe, EngineSettings())["w"].tolist() == [
         [2.0, 0.0],
         [-5.0, 1.0],  # 1 + 3 · 2 = 7, then 1 − 6
         [5.0, 6.0],
     ]
-    assert leave(uploads, starts, ["a", "b", "d"], 1, recipe, Settings()) is uploads
-    assert leave({}, starts, ["a", "c", "e"], 1, recipe, Settings()) == {}
+    assert leave(uploads, starts, ["a", "b", "d"], 1, recipe, EngineSettings()) is uploads
+    assert leave({}, starts, ["a", "c", "e"], 1, recipe, EngineSettings()) == {}
 
 
 def test_an_attacker_changes_what_was_clipped(model: Model) -> None:
     recipe = RunContext(FedAvg(), model, TRAINING, 1, 0, parse("scaled:10@c", NAMES, 0))
     uploads, zeros = {"w": torch.tensor([[3.0, 4.0], [3.0, 4.0]])}, {"w": torch.zeros(2, 2)}
-    sent = leave(uploads, zeros, ["a", "c"], 1, recipe, Settings(clip=1.0), lambda k: {"w": torch.zeros(2)})["w"]
+    sent = leave(uploads, zeros, ["a", "c"], 1, recipe, EngineSettings(clip=1.0), lambda k: {"w": torch.zeros(2)})["w"]
     torch.testing.assert_close(sent, torch.tensor([[0.6, 0.8], [6.0, 8.0]]))
 
 
 def test_a_real_site_does_not_attack_where_noise_protects_it(model: Model) -> None:
     own = stack([model.init(seed) for seed in (1, 2)])
     recipe = RunContext(FedAvg(), model, TRAINING, 1, 0, parse("free-rider@b", NAMES, 0))
-    settings = Settings(clip=1.0, noise=1.0)
+    settings = EngineSettings(clip=1.0, noise=1.0)
     leave(own, own, ["a", "c"], 1, recipe, settings, secret=b"key")
     with pytest.raises(UserError, match="with noise a real site sends nothing but its upload"):
         leave(own, own, ["a", "b"], 1, recipe, settings, secret=b"key")
@@ -241,7 +241,7 @@ def run(
     method: Method, model: Model, federation: Federation, attack: str, seeds: Sequence[int] = (0,), **more: Any
 ) -> tuple[dict[int, Outcome], list[Round]]:
     reports: list[Round] = []
-    settings = Settings(**{"rounds": 2, "training": TRAINING, "executor": "looped", "attack": attack, **more})
+    settings = EngineSettings(**{"rounds": 2, **vars(TRAINING), "executor": "looped", "attack": attack, **more})
     return simulate(method, model, federation, settings, seeds, on_round=reports.append), reports
 
 
@@ -386,8 +386,8 @@ def test_fedc2i_is_not_taken_over_by_a_huge_model(make_federation: Callable[...,
 
 @pytest.mark.parametrize("bound", [-1.0, 0.5, 1.0, float("inf"), float("nan")])
 def test_a_bound_that_is_none_is_refused(bound: float) -> None:
-    with pytest.raises(UserError, match="norm_bound must be above 1, or 0 for none, got"):
-        Settings(norm_bound=bound)
+    with pytest.raises(UserError, match="norm_bound must be"):
+        EngineSettings(norm_bound=bound)
 
 
 @pytest.mark.parametrize(("executor", "batch_norm"), [*itertools.product(("looped", "stacked"), (False, True))])

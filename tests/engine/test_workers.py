@@ -27,16 +27,17 @@ from fedc2i.engine.executors.adaptive import Adaptive
 from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.executors.workers.shared_memory import Arena
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.model import Model, split
-from fedc2i.training.local import Batch, Training
+from fedc2i.training.local import Batch
+from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 
-TRAINING = Training(batch_size=5, lr=0.01)
+TRAINING = TrainingSettings(batch_size=5, lr=0.01)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,10 +55,10 @@ def run(
     **settings: Any,
 ) -> tuple[dict[int, Outcome], list[Round]]:
     reports: list[Round] = []
-    all_of: dict[str, Any] = {"rounds": 2, "training": TRAINING, "executor": executor, **settings}
+    all_of: dict[str, Any] = {"rounds": 2, **vars(TRAINING), "executor": executor, **settings}
     if executor == "workers":
         all_of["workers"] = 2
-    return simulate(method, model, federation, Settings(**all_of), seeds, on_round=reports.append), reports
+    return simulate(method, model, federation, EngineSettings(**all_of), seeds, on_round=reports.append), reports
 
 
 def assert_same_run(one: tuple[dict[int, Outcome], list[Round]], two: tuple[dict[int, Outcome], list[Round]]) -> None:
@@ -122,7 +123,7 @@ def test_other_data_replaces_the_old(model: Model, make_federation: Callable[...
 
 def test_progress_is_reported_client_by_client(model: Model, federation: Federation) -> None:
     seen: list[tuple[int, int]] = []
-    settings = Settings(1, training=TRAINING, executor="workers", workers=2)
+    settings = EngineSettings(rounds=1, **vars(TRAINING), executor="workers", workers=2)
     simulate(FedAvg(), model, federation, settings, [0], on_client=lambda done, of: seen.append((done, of)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
@@ -228,7 +229,7 @@ def test_an_interrupted_run_leaves_no_worker_behind(model: Model, federation: Fe
     def interrupt(_: Round) -> None:
         raise KeyboardInterrupt
 
-    settings = Settings(5, training=TRAINING, executor="workers", workers=2)
+    settings = EngineSettings(rounds=5, **vars(TRAINING), executor="workers", workers=2)
     with pytest.raises(KeyboardInterrupt):
         simulate(FedAvg(), model, federation, settings, [0], on_round=interrupt)
     assert_same_run(run("workers", FedAvg(), model, federation), run("looped", FedAvg(), model, federation))
@@ -240,7 +241,7 @@ def test_a_run_within_a_run_and_runs_in_threads_keep_apart(
 ) -> None:
     monkeypatch.setattr("fedc2i.engine.simulator.cores", lambda: 2)
     pool.start(2).is_ready(patient=True)
-    settings = Settings(2, training=TRAINING, executor=how, workers=2)  # type: ignore[arg-type]
+    settings = EngineSettings(rounds=2, **vars(TRAINING), executor=how, workers=2)  # type: ignore[arg-type]
     found = {}
 
     def inner(_: Round) -> None:
@@ -262,7 +263,7 @@ def test_a_run_within_a_run_and_runs_in_threads_keep_apart(
 
 def test_pools_that_come_and_go_leave_no_descriptor(model: Model, federation: Federation) -> None:
     def used(workers: int) -> int:
-        simulate(FedAvg(), model, federation, Settings(1, executor="workers", workers=workers), [0])
+        simulate(FedAvg(), model, federation, EngineSettings(rounds=1, executor="workers", workers=workers), [0])
         return len(list(Path("/proc/self/fd").iterdir()))
 
     first = used(2)
@@ -370,7 +371,7 @@ def test_what_cannot_be_sent_stays_here(federation: Federation, monkeypatch: pyt
 )
 def test_refusals(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Settings(**{"executor": "workers", **settings})
+        EngineSettings(**{"executor": "workers", **settings})
 
 
 def test_cores_are_those_of_the_affinity() -> None:
@@ -389,7 +390,7 @@ SCRIPT = """
 import sys, torch
 from torch import nn
 from fedc2i.data.federation import Client, Federation, Split
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.executors.workers import pool
 from fedc2i.methods.fedavg import FedAvg
@@ -404,7 +405,7 @@ def report(last):
     if sys.argv[1] == "error":
         raise RuntimeError("on purpose")
 
-settings = Settings(rounds=int(sys.argv[2]), executor="workers", workers=2)
+settings = EngineSettings(rounds=int(sys.argv[2]), executor="workers", workers=2)
 simulate(FedAvg(), model, federation, settings, [0], on_round=report)
 """
 

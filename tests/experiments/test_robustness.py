@@ -12,7 +12,7 @@ import torch
 
 from fedc2i.data.federation import Federation
 from fedc2i.engine import attacks as engine
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -23,7 +23,7 @@ from fedc2i.report.study_robustness import Robustness
 from fedc2i.report.study_robustness_verdict import Attacked, Measured, given, verdict
 from fedc2i.runs.cache import Store
 from fedc2i.runs.results import Array
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 from helpers import Answer, blank_federation, call, made_up, write_arrays
 
 NAN = np.nan
@@ -270,9 +270,9 @@ def test_a_run_in_which_no_upload_was_usable_says_so(toy: str, tmp_path: Path) -
 
 
 def test_honest_clients_of_local_training_are_never_touched(model: Model, federation: Federation) -> None:
-    settings = {"rounds": 2, "training": Training(batch_size=5), "executor": "looped"}
+    settings = {"rounds": 2, **vars(TrainingSettings(batch_size=5)), "executor": "looped"}
     both = [
-        simulate(Local(), model, federation, Settings(**settings, attack=attack), [0])[0]  # type: ignore[arg-type]
+        simulate(Local(), model, federation, EngineSettings(**settings, attack=attack), [0])[0]  # type: ignore[arg-type]
         for attack in ("", "label-flip@b;scaled@b")
     ]
     for name, tensor in both[0].trained.items():

@@ -216,7 +216,7 @@ def _topology(path: Path) -> None:
 READERS: dict[str, Reader] = {
     "config": Reader(
         lambda path: (path / "run.toml").write_text(plan().config.to_toml()),
-        lambda path: make(FedC2I, read_toml(path / "run.toml")).settings(),
+        lambda path: make(FedC2I, read_toml(path / "run.toml")),
     ),
     "arrays": Reader(_client, lambda path: arrays.load(str(path), data_dir=None, image_size=16)),
     "idx": Reader(_idx, lambda path: [formats.read_idx(path / name) for name in ("a.idx", "a.idx.gz")]),

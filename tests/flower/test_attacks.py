@@ -16,7 +16,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.deploy.run_description import describe, understand
 from fedc2i.engine.attacks import parse
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.flower.messages import Answer
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
@@ -31,7 +31,7 @@ from fedc2i.runs.plan import prepare
 )
 @pytest.mark.parametrize("method", [FedC2I(), PFedGraph()], ids=lambda method: method.name)
 def test_the_same_numbers_as_in_process(method: Method, attack: str, model: Model, federation: Federation) -> None:
-    settings = Settings(3, training=TRAINING, executor="looped", attack=attack)
+    settings = EngineSettings(rounds=3, **vars(TRAINING), executor="looped", attack=attack)
     stage = Stage(method, model, federation, settings)
     attackers = parse(attack, federation.names, SEED)
     stage.work = replace(stage.work, recipe=replace(stage.work.recipe, attacks=attackers))
@@ -69,7 +69,7 @@ def huge(reply: Message) -> Message:
 
 
 def test_too_large_an_upload_is_left_out_and_named(model: Model, federation: Federation) -> None:
-    stage = Stage(FedAvg(), model, federation, Settings(2, training=TRAINING))
+    stage = Stage(FedAvg(), model, federation, EngineSettings(rounds=2, **vars(TRAINING)))
     stage.grid.nodes[101].spoil = huge
     reports = stage.run()
     assert [report.refused for report in reports] == [("b",), ("b",)]
@@ -80,6 +80,6 @@ def test_too_large_an_upload_is_left_out_and_named(model: Model, federation: Fed
     ]
     assert all(line.endswith(" times the usual size; left out") for line in lines)
     assert [line.partition(" is ")[2] for line in lines] == [f"{report.why['b']}; left out" for report in reports]
-    open_to_all = Stage(FedAvg(), model, federation, Settings(2, training=TRAINING, norm_bound=0.0))
+    open_to_all = Stage(FedAvg(), model, federation, EngineSettings(rounds=2, **vars(TRAINING), norm_bound=0.0))
     open_to_all.grid.nodes[101].spoil = huge
     assert [report.refused for report in open_to_all.run()] == [(), ()]

@@ -21,7 +21,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Round
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.flower import wire
 from fedc2i.flower.answer_collector import Policy
@@ -36,9 +36,9 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_top_k import FedC2ITopK
 from fedc2i.models.model import Model
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 
-TRAINING = Training(batch_size=5, lr=0.01)
+TRAINING = TrainingSettings(batch_size=5, lr=0.01)
 POLICY = Policy(deadline=20.0, poll=0.0)
 SEED = 3
 
@@ -47,10 +47,10 @@ class Stage:
     """A federation in one process: a grid, its coordinator, and what was said."""
 
     def __init__(
-        self, method: Method, model: Model, federation: Federation, settings: Settings, policy: Policy = POLICY
+        self, method: Method, model: Model, federation: Federation, settings: EngineSettings, policy: Policy = POLICY
     ):
         self.federation, self.policy = federation, policy
-        self.work = Assignment(RunContext(method, model, settings.training, settings.rounds, SEED), settings)
+        self.work = Assignment(RunContext(method, model, settings, settings.rounds, SEED), settings)
         apps = [app_of(federation, k, lambda run: self.work) for k in range(len(federation.clients))]
         self.grid = FakeGrid({100 + k: node(100 + k, app) for k, app in enumerate(apps)})
         self.said: list[str] = []
@@ -73,7 +73,7 @@ def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedc2i.flower.connections._LOOK", 0.0)
 
 
-def in_process(method: Method, model: Model, federation: Federation, settings: Settings) -> list[Round]:
+def in_process(method: Method, model: Model, federation: Federation, settings: EngineSettings) -> list[Round]:
     found: list[Round] = []
     simulate(method, model, federation, settings, [SEED], on_round=found.append)
     return found
@@ -96,7 +96,7 @@ def assert_same_rounds(got: list[Round], want: list[Round], atol: float = 0.0) -
 def test_every_method_gives_the_numbers_of_the_in_process_engine(
     name: str, model: Model, federation: Federation
 ) -> None:
-    settings = Settings(3, training=TRAINING, executor="looped")
+    settings = EngineSettings(rounds=3, **vars(TRAINING), executor="looped")
     method = registry.get(name)()
     assert_same_rounds(
         Stage(method, model, federation, settings).run(), in_process(method, model, federation, settings)
@@ -121,7 +121,7 @@ def test_settings_mean_the_same(
     method: Method, settings: dict[str, Any], model: Model, make_federation: Callable[..., Federation]
 ) -> None:
     federation = make_federation(sizes=(12, 9, 7), validation=5)
-    chosen = Settings(5, training=TRAINING, executor="looped", **settings)
+    chosen = EngineSettings(rounds=5, **vars(TRAINING), executor="looped", **settings)
     want = in_process(method, model, federation, chosen)
     assert_same_rounds(Stage(method, model, federation, chosen).run(), want)
 
@@ -130,7 +130,7 @@ def test_settings_mean_the_same(
 
 
 def test_half_precision_halves_the_bytes_and_hardly_moves_the_numbers(model: Model, federation: Federation) -> None:
-    settings = Settings(3, training=TRAINING, executor="looped")
+    settings = EngineSettings(rounds=3, **vars(TRAINING), executor="looped")
     full = Stage(FedC2I(), model, federation, settings).run()
     half = Stage(FedC2I(), model, federation, settings, Policy(20.0, poll=0.0, half=True)).run()
     assert half[-1].bytes_up < 0.55 * full[-1].bytes_up
@@ -140,14 +140,14 @@ def test_half_precision_halves_the_bytes_and_hardly_moves_the_numbers(model: Mod
 
 
 def test_bytes_are_those_of_the_models(model: Model, federation: Federation) -> None:
-    report = Stage(FedC2I(), model, federation, Settings(1, training=TRAINING)).run()[0]
+    report = Stage(FedC2I(), model, federation, EngineSettings(rounds=1, **vars(TRAINING))).run()[0]
     one = sum(tensor.numel() * 4 for tensor in model.init(0).values())
     assert one < report.bytes_up < one + 2000
     assert 3 * one < report.bytes_down < 3 * one + 1000
 
 
 def test_nothing_but_the_upload_scores_and_diagnostics_leaves_a_site(model: Model, federation: Federation) -> None:
-    stage = Stage(registry.get("fedrep")(), model, federation, Settings(2, training=TRAINING))
+    stage = Stage(registry.get("fedrep")(), model, federation, EngineSettings(rounds=2, **vars(TRAINING)))
     seen: list[set[str]] = []
 
     def look(reply: Message) -> Message:
@@ -208,7 +208,7 @@ def _with(reply: Message, content: RecordDict) -> Message:
 def test_a_broken_site_is_left_out_and_named(
     method: Method, spoil: Any, line: str, model: Model, federation: Federation
 ) -> None:
-    stage = Stage(method, model, federation, Settings(2, training=TRAINING))
+    stage = Stage(method, model, federation, EngineSettings(rounds=2, **vars(TRAINING)))
     stage.grid.nodes[101].spoil = spoil
     reports = stage.run()
     assert len(reports) == 2
@@ -223,7 +223,7 @@ def test_a_broken_site_is_left_out_and_named(
 
 
 def test_a_report_of_another_shape_is_dropped(model: Model, federation: Federation) -> None:
-    stage = Stage(FedC2I(), model, federation, Settings(2, training=TRAINING))
+    stage = Stage(FedC2I(), model, federation, EngineSettings(rounds=2, **vars(TRAINING)))
     stage.grid.nodes[101].spoil = odd_report
     vector = stage.run()[-1].influence["influence_vector"]
     assert vector.shape == (3, 3)
@@ -247,7 +247,7 @@ def test_a_report_in_a_form_that_others_do_not_use_is_dropped(
             reply, Answer(answer.upload, {"influence_vector": torch.ones(shape)}, answer.metrics).to_record(False)
         )
 
-    stage = Stage(method, model, federation, Settings(3, training=TRAINING))
+    stage = Stage(method, model, federation, EngineSettings(rounds=3, **vars(TRAINING)))
     stage.grid.nodes[100].spoil = spoil
     vector = stage.run()[-1].influence["influence_vector"]
     assert vector.shape == (3, 3)
@@ -257,8 +257,8 @@ def test_a_report_in_a_form_that_others_do_not_use_is_dropped(
 
 def test_sites_that_invent_diagnostics_do_not_fill_the_memory(model: Model, federation: Federation) -> None:
     """Each may name 32 that no other has; of all together no more than 32 are kept, those that most sites give."""
-    stage = Stage(FedC2I(), model, federation, Settings(1, training=TRAINING))
-    known = set(in_process(FedC2I(), model, federation, Settings(1, training=TRAINING))[0].influence)
+    stage = Stage(FedC2I(), model, federation, EngineSettings(rounds=1, **vars(TRAINING)))
+    known = set(in_process(FedC2I(), model, federation, EngineSettings(rounds=1, **vars(TRAINING)))[0].influence)
 
     def spoil(site: str) -> Callable[[Message], Message]:
         def change(reply: Message) -> Message:
@@ -281,7 +281,7 @@ def test_large_diagnostics_are_kept_of_the_last_round_only(
     model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedc2i.engine.diagnostics.LARGE", 3 * 3 * 4 * 4 - 1)  # Λ of 3 clients and 4 classes is large
-    settings = Settings(3, training=TRAINING)
+    settings = EngineSettings(rounds=3, **vars(TRAINING))
     reports = Stage(FedC2I(), model, federation, settings).run()
     assert [("influence_matrix" in report.influence) for report in reports] == [False, False, True]
     assert all("influence_vector" in report.influence for report in reports)
@@ -291,7 +291,9 @@ def test_large_diagnostics_are_kept_of_the_last_round_only(
 def test_a_failing_site_says_why_in_one_line(model: Model, make_federation: Callable[..., Federation]) -> None:
     federation = make_federation()
     method = FedC2I(influence_split="validation")  # which no site has
-    stage = Stage(method, model, federation, Settings(1, training=TRAINING), Policy(0.2, min_sites=0, poll=0.0))
+    stage = Stage(
+        method, model, federation, EngineSettings(rounds=1, **vars(TRAINING)), Policy(0.2, min_sites=0, poll=0.0)
+    )
     stage.run()
     lines = [line for line in stage.said if " failed: " in line]
     assert lines
@@ -299,7 +301,7 @@ def test_a_failing_site_says_why_in_one_line(model: Model, make_federation: Call
 
 
 def test_a_dead_site_is_missed_once_and_its_model_stays(model: Model, federation: Federation) -> None:
-    stage = Stage(FedC2I(), model, federation, Settings(5, training=TRAINING))
+    stage = Stage(FedC2I(), model, federation, EngineSettings(rounds=5, **vars(TRAINING)))
     gone = {}
 
     def kill(number: int, message: Message) -> None:
@@ -326,7 +328,7 @@ def test_a_dead_site_is_missed_once_and_its_model_stays(model: Model, federation
 
 
 def test_a_slow_site_is_not_waited_for_and_its_late_model_is_used(model: Model, federation: Federation) -> None:
-    stage = Stage(FedC2I(), model, federation, Settings(4, training=TRAINING), Policy(0.05, poll=0.001))
+    stage = Stage(FedC2I(), model, federation, EngineSettings(rounds=4, **vars(TRAINING)), Policy(0.05, poll=0.001))
     rounds = []
 
     def slow_down(number: int, message: Message) -> None:
@@ -348,7 +350,7 @@ def test_too_few_sites_end_the_run_with_a_line(
 ) -> None:
     monkeypatch.setattr("fedc2i.flower.answer_collector.TRIES", 2)
     policy = Policy(0.01, min_sites=3, poll=0.0)
-    stage = Stage(FedAvg(), model, federation, Settings(2, training=TRAINING), policy)
+    stage = Stage(FedAvg(), model, federation, EngineSettings(rounds=2, **vars(TRAINING)), policy)
     stage.grid.nodes[101].spoil = lambda reply: None
     with pytest.raises(UserError, match=r"round 1: 2 of the 3 sites needed answered within .*the same command resumes"):
         stage.run()
@@ -358,7 +360,7 @@ def test_too_few_sites_end_the_run_with_a_line(
 
 
 def test_a_node_can_only_be_the_site_whose_key_it_holds(model: Model, federation: Federation) -> None:
-    stage = Stage(FedAvg(), model, federation, Settings(1, training=TRAINING))
+    stage = Stage(FedAvg(), model, federation, EngineSettings(rounds=1, **vars(TRAINING)))
     for number, key in ((100, b"A"), (101, b"B"), (102, b"B")):
         stage.grid.nodes[number].key = key
     said: list[str] = []
@@ -371,7 +373,7 @@ def test_a_node_can_only_be_the_site_whose_key_it_holds(model: Model, federation
 def test_a_second_node_of_an_authenticated_site_is_refused_while_the_first_is_there(
     model: Model, federation: Federation
 ) -> None:
-    stage = Stage(FedAvg(), model, federation, Settings(1, training=TRAINING))
+    stage = Stage(FedAvg(), model, federation, EngineSettings(rounds=1, **vars(TRAINING)))
     stage.grid.nodes[100].key = stage.grid.nodes[101].key = b"A"
     stage.grid.nodes[101].app = stage.grid.nodes[100].app
     said: list[str] = []
@@ -402,7 +404,7 @@ def test_resumed_after_any_round_it_ends_with_the_same_numbers(
 ) -> None:
     federation = make_federation(sizes=(12, 9, 7), validation=4)
     method = FedC2ITopK(k=1, refresh=3) if name == "fedc2i-top" else registry.get(name)()
-    chosen = Settings(5, training=TRAINING, executor="looped", **settings)
+    chosen = EngineSettings(rounds=5, **vars(TRAINING), executor="looped", **settings)
     want = Stage(method, model, federation, chosen).run()
     for killed in (1, 2, 4):
         stage, reports = Stage(method, model, federation, chosen), list[Round]()
@@ -434,11 +436,11 @@ def test_resumed_after_any_round_it_ends_with_the_same_numbers(
 def test_a_checkpoint_of_other_sites_is_refused(
     model: Model, make_federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
-    stage = Stage(FedAvg(), model, make_federation(), Settings(1, training=TRAINING))
+    stage = Stage(FedAvg(), model, make_federation(), EngineSettings(rounds=1, **vars(TRAINING)))
     stage.run()
     state = stage.coordinator.checkpoint()
     assert state is not None
-    other = Stage(FedAvg(), model, make_federation(sizes=(5, 6)), Settings(1, training=TRAINING))
+    other = Stage(FedAvg(), model, make_federation(sizes=(5, 6)), EngineSettings(rounds=1, **vars(TRAINING)))
     with pytest.raises(UserError, match="the run was begun with the sites a, b, c"):
         other.coordinator.restore(state)
 
@@ -447,7 +449,7 @@ def test_a_site_is_sent_no_model_that_the_topology_keeps_from_it(
     model: Model, make_federation: Callable[..., Federation]
 ) -> None:
     federation = make_federation(sizes=(5, 6, 7, 8, 9))
-    stage = Stage(FedC2I(), model, federation, Settings(3, training=TRAINING, topology="ring"))
+    stage = Stage(FedC2I(), model, federation, EngineSettings(rounds=3, **vars(TRAINING), topology="ring"))
     uploads: dict[int, list[torch.Tensor]] = {number: [] for number in stage.grid.nodes}
     sent: list[tuple[int, torch.Tensor]] = []
 
@@ -482,7 +484,7 @@ def test_a_site_is_sent_no_model_that_the_topology_keeps_from_it(
 def test_of_two_sites_the_honest_one_is_kept_whichever_comes_first(
     number: int, model: Model, make_federation: Callable[..., Federation]
 ) -> None:
-    stage = Stage(FedC2I(), model, make_federation(sizes=(6, 7)), Settings(2, training=TRAINING))
+    stage = Stage(FedC2I(), model, make_federation(sizes=(6, 7)), EngineSettings(rounds=2, **vars(TRAINING)))
     stage.grid.nodes[number].spoil = other_architecture
     odd = "ab"[number - 100]
     assert [report.refused for report in stage.run()] == [(odd,), (odd,)]
@@ -494,7 +496,7 @@ def test_a_report_of_an_impossible_shape_is_dropped(
     shape: tuple[int, ...], topology: str, model: Model, make_federation: Callable[..., Federation]
 ) -> None:
     federation = make_federation(sizes=(5, 6, 7, 8, 9))
-    stage = Stage(FedC2ITopK(k=1), model, federation, Settings(3, training=TRAINING, topology=topology))
+    stage = Stage(FedC2ITopK(k=1), model, federation, EngineSettings(rounds=3, **vars(TRAINING), topology=topology))
 
     def spoil(reply: Message) -> Message:
         if "upload" not in reply.content:
@@ -513,7 +515,9 @@ def test_a_round_without_a_usable_upload_is_resumed_as_it_went_on(
     model: Model, federation: Federation, tmp_path: Path
 ) -> None:
     def stage() -> Stage:
-        made = Stage(FedAvg(), model, federation, Settings(3, training=TRAINING), Policy(20.0, min_sites=0, poll=0.0))
+        made = Stage(
+            FedAvg(), model, federation, EngineSettings(rounds=3, **vars(TRAINING)), Policy(20.0, min_sites=0, poll=0.0)
+        )
         asked = dict.fromkeys(made.grid.nodes, 0)
 
         def spoil(number: int) -> Callable[[Message], Message]:
@@ -548,14 +552,14 @@ def test_unusable_uploads_do_not_count_as_answers(
     monkeypatch.setattr("fedc2i.flower.answer_collector.TRIES", 2)
     monkeypatch.setattr("fedc2i.flower.answer_collector.PAUSE", 0.0)
     policy = Policy(0.05, min_sites=2, poll=0.0)
-    stage = Stage(FedAvg(), model, federation, Settings(1, training=TRAINING), policy)
+    stage = Stage(FedAvg(), model, federation, EngineSettings(rounds=1, **vars(TRAINING)), policy)
     stage.grid.nodes[100].spoil = stage.grid.nodes[101].spoil = nan_upload
     with pytest.raises(UserError, match=r"round 1: 1 of the 2 sites needed answered"):
         stage.run()
 
 
 def test_a_state_of_an_earlier_version_has_no_reasons(model: Model, federation: Federation) -> None:
-    stage = Stage(FedAvg(), model, federation, Settings(2, training=TRAINING))
+    stage = Stage(FedAvg(), model, federation, EngineSettings(rounds=2, **vars(TRAINING)))
     stage.grid.nodes[101].spoil = nan_upload
     states = list[checkpoint_file.Checkpoint | None]()
     for _ in stage.coordinator.rounds(lambda: states.append(stage.coordinator.checkpoint())):
@@ -574,7 +578,7 @@ def test_a_state_of_an_earlier_version_has_no_reasons(model: Model, federation: 
 
 def test_no_more_sites_are_needed_than_train(model: Model, federation: Federation) -> None:
     """All three are asked for their scores, one of them for a model."""
-    settings = Settings(2, training=TRAINING, clients_per_round=1)
+    settings = EngineSettings(rounds=2, **vars(TRAINING), clients_per_round=1)
     stage = Stage(FedAvg(), model, federation, settings, Policy(0.2, min_sites=3, poll=0.0))
     reports = stage.run()
     assert [len(report.participants) for report in reports] == [1, 1]
@@ -582,7 +586,7 @@ def test_no_more_sites_are_needed_than_train(model: Model, federation: Federatio
 
 
 def test_a_late_model_does_not_take_the_place_of_a_newer_one(model: Model, federation: Federation) -> None:
-    coordinator = Stage(FedC2I(), model, federation, Settings(2, training=TRAINING)).coordinator
+    coordinator = Stage(FedC2I(), model, federation, EngineSettings(rounds=2, **vars(TRAINING))).coordinator
     list(coordinator.rounds())
     kept = coordinator._mailbox.of([1])
     late = Answer({name: torch.zeros_like(own[0]) for name, own in kept.items()})
@@ -593,7 +597,7 @@ def test_a_late_model_does_not_take_the_place_of_a_newer_one(model: Model, feder
 
 
 def test_other_uploads_make_another_course(model: Model, make_federation: Callable[..., Federation]) -> None:
-    settings, courses = Settings(2, training=TRAINING, clip=0.5, noise=1.0, evaluate_every=0), list[str]()
+    settings, courses = EngineSettings(rounds=2, **vars(TRAINING), clip=0.5, noise=1.0, evaluate_every=0), list[str]()
     for seed in (0, 1):
         stage = Stage(FedAvg(), model, make_federation(seed=seed), settings)
         list(stage.coordinator.rounds(asking=lambda number, course: bool(courses.append(course))))
@@ -604,7 +608,10 @@ def test_other_uploads_make_another_course(model: Model, make_federation: Callab
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_a_refused_upload_makes_a_course_of_its_own(spoiled: bool, model: Model, federation: Federation) -> None:
     """With noise: nobody knows what a site does whose upload was left out, so what follows is never asked the same."""
-    settings, courses = Settings(2, training=TRAINING, clip=0.5, noise=1.0, evaluate_every=0), list[list[str]]()
+    settings, courses = (
+        EngineSettings(rounds=2, **vars(TRAINING), clip=0.5, noise=1.0, evaluate_every=0),
+        list[list[str]](),
+    )
     for _ in range(2):
         stage, seen = Stage(FedAvg(), model, federation, settings), list[str]()
         if spoiled:
@@ -619,7 +626,7 @@ def test_a_refused_upload_makes_a_course_of_its_own(spoiled: bool, model: Model,
 def test_a_site_that_returns_as_another_node_is_asked_again_in_the_same_round(
     model: Model, federation: Federation
 ) -> None:
-    stage = Stage(FedC2I(), model, federation, Settings(2, training=TRAINING), Policy(60.0, poll=0.0))
+    stage = Stage(FedC2I(), model, federation, EngineSettings(rounds=2, **vars(TRAINING)), Policy(60.0, poll=0.0))
 
     def move(number: int, message: Message) -> None:
         if number == 101 and message.metadata.message_type == "train":
@@ -637,7 +644,7 @@ def test_a_site_that_returns_as_another_node_is_asked_again_in_the_same_round(
 
 def test_a_late_score_is_not_taken_for_training(model: Model, make_federation: Callable[..., Federation]) -> None:
     federation = make_federation(sizes=(12, 9, 7), validation=4)
-    settings = Settings(4, training=TRAINING, patience=3)
+    settings = EngineSettings(rounds=4, **vars(TRAINING), patience=3)
     stage = Stage(FedC2I(), model, federation, settings, Policy(0.05, poll=0.001))
     asked = []
 
@@ -662,7 +669,7 @@ def test_a_method_that_fails_everywhere_ends_the_run_soon(
         def loss(self, params: Any, batch: Any, site: Any) -> torch.Tensor:
             raise ValueError("oops")
 
-    stage = Stage(Broken(), model, federation, Settings(1, training=TRAINING), Policy(600.0, poll=0.0))
+    stage = Stage(Broken(), model, federation, EngineSettings(rounds=1, **vars(TRAINING)), Policy(600.0, poll=0.0))
     with pytest.raises(UserError, match=r"round 1: 0 of the 1 sites needed answered within 0 s"):
         stage.run()
     assert stage.said.count("round 1: b failed: ValueError: oops") == 3

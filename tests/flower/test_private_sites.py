@@ -15,7 +15,7 @@ from test_coordinator import SEED, TRAINING, Stage, in_process, look_at_once  # 
 
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.flower import message_handlers
 from fedc2i.flower.messages import Answer
 from fedc2i.methods.base import Method
@@ -23,7 +23,7 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.model import Model
 
-PRIVATE = Settings(3, training=TRAINING, executor="looped", clip=0.3, noise=0.1)
+PRIVATE = EngineSettings(rounds=3, **vars(TRAINING), executor="looped", clip=0.3, noise=0.1)
 
 
 def listen(grid: FakeGrid, number: int) -> list[Answer]:
@@ -67,7 +67,7 @@ def real_site(federation: Federation, folder: Path, stage: Stage) -> message_han
     return message_handlers.make(lambda context: home, lambda task: (stage.work, federation.classes))
 
 
-def uploads_of(model: Model, federation: Federation, folder: Path | None, settings: Settings) -> list[Params]:
+def uploads_of(model: Model, federation: Federation, folder: Path | None, settings: EngineSettings) -> list[Params]:
     """What the first client sent in a run, as a real site if it has a folder."""
     stage = Stage(FedAvg(), model, federation, settings)
     if folder is not None:
@@ -80,7 +80,7 @@ def uploads_of(model: Model, federation: Federation, folder: Path | None, settin
 def test_a_real_site_draws_noise_that_the_seed_does_not_tell(
     model: Model, federation: Federation, tmp_path: Path
 ) -> None:
-    once = Settings(1, training=TRAINING, clip=0.3, noise=0.1)
+    once = EngineSettings(rounds=1, **vars(TRAINING), clip=0.3, noise=0.1)
     by_seed, mine, others = (
         uploads_of(model, federation, own, once)[0] for own in (None, tmp_path / "a", tmp_path / "b")
     )
@@ -97,5 +97,5 @@ def test_a_real_site_draws_noise_that_the_seed_does_not_tell(
 def test_a_site_makes_no_key_where_no_noise_is_asked_for(
     model: Model, make_federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
-    uploads_of(model, make_federation(), tmp_path / "a", Settings(1, training=TRAINING, clip=0.3))
+    uploads_of(model, make_federation(), tmp_path / "a", EngineSettings(rounds=1, **vars(TRAINING), clip=0.3))
     assert not (tmp_path / "a" / "noise.key").exists()

@@ -16,14 +16,14 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.records import Outcome
 from fedc2i.engine.server import Server
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedproto import FedProto
 from fedc2i.models.model import Model
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 
 pytest.importorskip("flwr.app")
@@ -35,7 +35,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 ROUNDS, SEED = 2, 3
-TRAINING = Training(batch_size=5, lr=0.01)
+TRAINING = TrainingSettings(batch_size=5, lr=0.01)
 METHODS = [
     FedAvg(),
     FedAvg(weighting="samples"),
@@ -94,7 +94,7 @@ def through_flower(method: Method, model: Model, federation: Federation, route: 
 
 
 def in_process(method: Method, model: Model, federation: Federation, executor: str) -> Outcome:
-    settings = Settings(ROUNDS, executor=executor, training=TRAINING, threads=torch.get_num_threads())
+    settings = EngineSettings(rounds=ROUNDS, executor=executor, **vars(TRAINING), threads=torch.get_num_threads())
     return simulate(method, model, federation, settings, [SEED])[SEED]
 
 

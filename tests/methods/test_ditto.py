@@ -100,7 +100,7 @@ def test_every_engine(
 
 def test_an_absent_client_keeps_its_private_model(model: Model, make_federation: Callable[..., Federation]) -> None:
     federation = make_federation(sizes=(12, 20, 7, 9))
-    outcome, reports = run(Ditto(), model, federation, rounds=1, clients_per_round=2, training=TRAINING)
+    outcome, reports = run(Ditto(), model, federation, rounds=1, clients_per_round=2, **vars(TRAINING))
     absent = [m for m, name in enumerate(federation.names) if name not in reports[0].participants]
     for m in absent:
         mine = {name: tensor[m] for name, tensor in private(outcome.received).items()}

@@ -18,7 +18,8 @@ from fedc2i.methods.fedala import FedALA
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models.model import Model, scale, split
 from fedc2i.models.named import build
-from fedc2i.training.local import Batch, Training
+from fedc2i.training.local import Batch
+from fedc2i.training.settings import TrainingSettings
 from method_checks import TRAINING, accuracy_on_embedded, assert_runs_everywhere, make_site, place, run, upload
 from oracles import assert_same_model
 from oracles.fedala import aggregate
@@ -131,8 +132,8 @@ def test_weights_stay_in_bounds_differ_and_persist(model: Model, federation: Fed
 @pytest.mark.parametrize("executor", ["looped", "stacked"])
 def test_local_training_leaves_the_weights_alone(executor: str, model: Model, federation: Federation) -> None:
     """Weight decay would reach them even with a gradient of zero."""
-    decay = Training(batch_size=5, lr=0.01, weight_decay=0.1)
-    outcome, _ = run(FedALA(), model, federation, rounds=1, executor=executor, training=decay)
+    decay = TrainingSettings(batch_size=5, lr=0.01, weight_decay=0.1)
+    outcome, _ = run(FedALA(), model, federation, rounds=1, executor=executor, **vars(decay))
     for name in MIXING:
         assert bool((outcome.trained[name] == 1).all())
 
@@ -147,7 +148,7 @@ def test_without_learning_it_is_fedavg(model: Model, federation: Federation) -> 
 
 def test_a_client_that_sits_out_keeps_its_weights(model: Model, make_federation: Callable[..., Federation]) -> None:
     federation = make_federation(sizes=(12, 20, 7, 9))
-    outcome, reports = run(FedALA(), model, federation, rounds=3, clients_per_round=1, training=TRAINING)
+    outcome, reports = run(FedALA(), model, federation, rounds=3, clients_per_round=1, **vars(TRAINING))
     seen = {name for report in reports for name in report.participants}
     absent = [m for m, name in enumerate(federation.names) if name not in seen]
     assert absent

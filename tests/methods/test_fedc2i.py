@@ -20,7 +20,8 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, split
-from fedc2i.training.local import Batch, Training
+from fedc2i.training.local import Batch
+from fedc2i.training.settings import TrainingSettings
 from oracles.fedc2i import Problem, by_powers
 
 GAMMA = 3.0
@@ -63,7 +64,7 @@ def test_gamma_zero_is_fedavg_bit_for_bit(influence: Any, model: Model) -> None:
 
 
 def context(method: Method, model: Model) -> RunContext:
-    return RunContext(method, model, Training(), rounds=3, seed=0)
+    return RunContext(method, model, TrainingSettings(), rounds=3, seed=0)
 
 
 def placed(federation: Federation, client: int = 0) -> ClientData:

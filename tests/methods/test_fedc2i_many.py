@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -21,7 +21,8 @@ from fedc2i.methods.fedc2i_many import FedC2IMany
 from fedc2i.methods.math.gamma import Gamma
 from fedc2i.methods.messages import Peers, relay
 from fedc2i.models.model import Model, split
-from fedc2i.training.local import Batch, Training
+from fedc2i.training.local import Batch
+from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles.fedc2i import Problem, by_powers, class_losses, client_losses, mixed_body, mixed_head
 
@@ -80,7 +81,7 @@ def test_gamma_zero_without_old_models_is_fedavg_when_few_take_part(
     executor: Any, model: Model, make_federation: Callable[..., Federation]
 ) -> None:
     federation = make_federation(sizes=(9, 12, 7, 9, 8))
-    settings = Settings(rounds=4, clients_per_round=2, training=Training(batch_size=5), executor=executor)
+    settings = EngineSettings(rounds=4, clients_per_round=2, **vars(TrainingSettings(batch_size=5)), executor=executor)
     both = [
         simulate(method, model, federation, settings, (0,))
         for method in (FedAvg(), FedC2IMany(gamma=0, gamma_class=0, own_weight="measured"))

@@ -16,7 +16,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Phase, Uploads
 from fedc2i.methods.fedpac import FedPAC
 from fedc2i.models.model import Model
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, make_site, place, run, upload
 from oracles import assert_same_model
 from oracles import fedpac as oracle
@@ -141,9 +141,9 @@ def test_batchnorm_on_every_engine(
 ) -> None:
     """With plain gradient steps: Adam blows up the rounding of gradients next to nothing."""
     model, federation = make_model(batch_norm=True), make_federation(sizes=(12, 12, 12))
-    training = Training(batch_size=5, optimizer="sgd", lr=0.05)
-    looped, _ = run(FedPAC(), model, federation, training=training)
-    stacked, _ = run(FedPAC(), model, federation, training=training, executor="stacked")
+    training = TrainingSettings(batch_size=5, optimizer="sgd", lr=0.05)
+    looped, _ = run(FedPAC(), model, federation, **vars(training))
+    stacked, _ = run(FedPAC(), model, federation, **vars(training), executor="stacked")
     assert_same_model(stacked.received, looped.received, rtol=1e-4, atol=2e-5)
 
 

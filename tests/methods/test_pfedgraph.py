@@ -19,7 +19,7 @@ from fedc2i.methods.base import Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.pfedgraph import PFedGraph, collaboration, cosine_distance, cosines
 from fedc2i.models.model import Model
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, make_site, place, run, upload
 from oracles import assert_same_model
 from oracles import pfedgraph as oracle
@@ -103,9 +103,9 @@ def test_the_pull_pulls(model: Model, federation: Federation) -> None:
     """After a local run a client that is pulled is nearer to its start than one that is pushed."""
 
     def turned(**options: Any) -> float:
-        training = Training(batch_size=5, optimizer="sgd", lr=0.1)
-        outcome, _ = run(PFedGraph(lam=5.0, **options), model, federation, rounds=2, training=training)
-        before, _ = run(PFedGraph(lam=5.0, **options), model, federation, rounds=1, training=training)
+        training = TrainingSettings(batch_size=5, optimizer="sgd", lr=0.1)
+        outcome, _ = run(PFedGraph(lam=5.0, **options), model, federation, rounds=2, **vars(training))
+        before, _ = run(PFedGraph(lam=5.0, **options), model, federation, rounds=1, **vars(training))
         pairs = [(outcome.trained[name].flatten(1), before.received[name].flatten(1)) for name in outcome.trained]
         one, two = (torch.cat(parts, 1) for parts in zip(*pairs, strict=True))
         return F.cosine_similarity(one, two).mean().item()

@@ -31,7 +31,8 @@ from fedc2i.models.model import Model, scale
 from fedc2i.models.named import build
 from fedc2i.report.table import _latex
 from fedc2i.runs.plan import prepare
-from fedc2i.training.local import Batch, Training, draw_epochs, train
+from fedc2i.training.local import Batch, draw_epochs, train
+from fedc2i.training.settings import TrainingSettings
 from helpers import call
 from method_checks import OF_THEIR_OWN, SIZES, TRAINING, in_double, local_client, make_site, place, run
 from oracles import assert_same_model
@@ -67,7 +68,7 @@ class Slope(Method):
 @pytest.mark.parametrize(("steps", "want"), [(0, 1.0), (1, 0.0), (2, -0.8), (3, -1.44)])
 def test_anchor_by_hand(steps: int, want: float, model: Model) -> None:
     """From w = 1 with steps of 0.5: gradients 2, then 2 + 0.4(0 − 1) = 1.6, then 2 + 0.4(−0.8 − 1) = 1.28."""
-    training = Training(optimizer="sgd", lr=0.5)
+    training = TrainingSettings(optimizer="sgd", lr=0.5)
     recipe = RunContext(Slope(anchor=0.4), model, training, rounds=1, seed=0)
     start = {"w": torch.tensor(1.0).double(), "other": torch.tensor(7.0).double()}
     site = Site(model, torch.ones(1), torch.tensor(-1), {}, start=start)
@@ -78,7 +79,7 @@ def test_anchor_by_hand(steps: int, want: float, model: Model) -> None:
 
 
 def test_the_anchor_is_where_the_round_started_and_holds_what_is_trained(model: Model) -> None:
-    recipe = RunContext(Slope(anchor=3.0), model, Training(), rounds=1, seed=0)
+    recipe = RunContext(Slope(anchor=3.0), model, TrainingSettings(), rounds=1, seed=0)
     params = {"w": torch.tensor(5.0), "v": torch.tensor([1.0, 2.0]), "still": torch.tensor(100.0)}
     start = {"w": torch.tensor(4.0), "v": torch.tensor([3.0, 5.0]), "still": torch.tensor(0.0)}
     site = Site(model, torch.ones(1), torch.tensor(-1), {}, start=start)
@@ -98,7 +99,7 @@ def test_mean_of_the_second_half_by_hand(steps: int, want: float) -> None:
         return -params["w"].square() / 2
 
     start = {"seen": torch.tensor(0.0), "w": torch.tensor(1.0).double()}
-    training = Training(optimizer="sgd", lr=1.0)
+    training = TrainingSettings(optimizer="sgd", lr=1.0)
     got = train(loss, start, ["w"], DATA, [torch.tensor([0])] * steps, training, average=True)
     assert got["w"].item() == pytest.approx(want, rel=1e-12)
     assert got["seen"] == steps
@@ -110,7 +111,7 @@ def test_what_does_not_move_is_exactly_its_own_mean() -> None:
     """Seven thirds of 0.1 are not 0.1 in floating point; a running mean leaves it alone."""
     start = {"w": torch.tensor(1.0), "idle": torch.tensor(0.1)}
     batches = [torch.tensor([0])] * 14
-    got = train(lambda p, b: p["w"] * p["w"], start, ["w", "idle"], DATA, batches, Training(), average=True)
+    got = train(lambda p, b: p["w"] * p["w"], start, ["w", "idle"], DATA, batches, TrainingSettings(), average=True)
     assert torch.equal(got["idle"], start["idle"])
     assert not torch.equal(got["w"], start["w"])
 
@@ -128,7 +129,9 @@ def module_of(model: Model, params: Params) -> nn.Module:
     return module
 
 
-def train_first_client(how: str, method: Method, model: Model, federation: Federation, training: Training) -> Params:
+def train_first_client(
+    how: str, method: Method, model: Model, federation: Federation, training: TrainingSettings
+) -> Params:
     """A local run of the first client, alone or stacked with the others."""
     recipe, data = RunContext(method, model, training, rounds=1, seed=0), [place(federation, m) for m in range(3)]
     start = method.setup(model.init(0), model)
@@ -143,13 +146,13 @@ def train_first_client(how: str, method: Method, model: Model, federation: Feder
 @pytest.mark.parametrize(
     ("training", "optimizer"),
     [
-        (Training(batch_size=5, lr=0.01), lambda p: torch.optim.Adam(p, 0.01)),
-        (Training(batch_size=4, optimizer="sgd", lr=0.1, momentum=0.5), lambda p: torch.optim.SGD(p, 0.1, 0.5)),
+        (TrainingSettings(batch_size=5, lr=0.01), lambda p: torch.optim.Adam(p, 0.01)),
+        (TrainingSettings(batch_size=4, optimizer="sgd", lr=0.1, momentum=0.5), lambda p: torch.optim.SGD(p, 0.1, 0.5)),
     ],
     ids=["adam", "sgd"],
 )
 def test_local_run_against_the_oracle(
-    how: str, name: str, training: Training, optimizer: Any, federation: Federation
+    how: str, name: str, training: TrainingSettings, optimizer: Any, federation: Federation
 ) -> None:
     model, data = lenet(name), place(federation)
     got = train_first_client(how, FedAvg(anchor=0.7, average=True), model, federation, training)
@@ -165,7 +168,7 @@ def test_local_run_against_the_oracle(
 @pytest.mark.parametrize("how", ["looped", "stacked"])
 def test_each_phase_of_fedrep_against_the_oracle(how: str, federation: Federation) -> None:
     """The head's mean is what the body then trains under; both are held at the start of the round."""
-    training, data, model = Training(epochs=3, batch_size=5, lr=0.01), place(federation), lenet("lenet5-bn")
+    training, data, model = TrainingSettings(epochs=3, batch_size=5, lr=0.01), place(federation), lenet("lenet5-bn")
     got = train_first_client(how, FedRep(anchor=0.7, average=True, body_epochs=2), model, federation, training)
     epochs = draw_epochs(data.samples, training, seeding.generator(0, data.name, 1, "batches"))
     start = model.init(0)
@@ -279,9 +282,9 @@ def test_off_is_a_plain_loop_bit_for_bit(
 @pytest.mark.parametrize("how", ["looped", "stacked"])
 def test_an_anchor_next_to_nothing_and_a_mean_of_one_step(how: str, model: Model, federation: Federation) -> None:
     """Two ways to switch an extra on that must not matter."""
-    one_step = Training(epochs=1, batch_size=100)
-    plain = run(FedAvg(), model, federation, executor=how, training=one_step)[0].trained
-    mean = run(FedAvg(average=True), model, federation, executor=how, training=one_step)[0].trained
+    one_step = TrainingSettings(epochs=1, batch_size=100)
+    plain = run(FedAvg(), model, federation, executor=how, **vars(one_step))[0].trained
+    mean = run(FedAvg(average=True), model, federation, executor=how, **vars(one_step))[0].trained
     assert_same_model(mean, plain, rtol=0, atol=0)
     model = in_double(model)
     plain, held = (run(FedAvg(anchor=mu), model, federation, executor=how)[0].trained for mu in (0.0, 1e-12))

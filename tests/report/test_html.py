@@ -374,7 +374,7 @@ def test_recipe_of_real_sites_leaves_their_data_to_them() -> None:
     result = replace(result, config=replace(result.config, engine="flower", data="sites", epochs=1))
     found = recipe(result)
     assert found.command == (
-        "fedc2i coordinator start HUB fedc2i --model lenet5 --rounds 1 --seeds 0 --topology full --wire float32 "
-        "--deadline 600.0 --min-sites 1 --set epochs=1 --set gamma=2.0"
+        "fedc2i coordinator start HUB fedc2i --model lenet5 --wire float32 --deadline 600.0 --min-sites 1 "
+        "--rounds 1 --seeds 0 --topology full --set epochs=1 --set gamma=2.0"
     )
     assert "the same sites must be admitted" in found.caveat

@@ -35,7 +35,7 @@ from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Round
 from fedc2i.engine.seed_run import SeedRun
 from fedc2i.engine.server import Mailbox
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import figures
@@ -216,7 +216,7 @@ def test_a_state_goes_to_another_device(
     Clients' models and the latest uploads are the same bits here, and take up their memory once.
     """
     federation, method = make_federation((12, 9, 7, 8)), Method.registry["fedc2i-top-k"](k=1)
-    how, kept = Settings(rounds=2, training=TRAINING, executor="looped"), list[Any]()
+    how, kept = EngineSettings(rounds=2, **vars(TRAINING), executor="looped"), list[Any]()
     simulate(method, model, federation, how, [0], CPU, keep=lambda number, is_last, state: kept.append(state()))
     checkpoint_file.save(tmp_path, 1, *kept[0])
     saved = checkpoint_file.load(tmp_path)

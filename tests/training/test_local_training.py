@@ -19,7 +19,8 @@ from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.executor import Stacked as StackedExecutor
 from fedc2i.methods.base import Download, Method, Phase
 from fedc2i.models.model import Model, scale
-from fedc2i.training.local import Batch, Training, draw_epochs, pad, train
+from fedc2i.training.local import Batch, draw_epochs, pad, train
+from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles.training import local_run
 
@@ -49,7 +50,7 @@ def module_of(model: Model, params: Params) -> nn.Module:
     return module
 
 
-def batches_of(samples: int, training: Training, seed: int = 0) -> list[Tensor]:
+def batches_of(samples: int, training: TrainingSettings, seed: int = 0) -> list[Tensor]:
     return [index for epoch in draw_epochs(samples, training, seeding.generator(seed, "x")) for index in epoch]
 
 
@@ -60,21 +61,25 @@ def batches_of(samples: int, training: Training, seed: int = 0) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("training", "optimizer"),
     [
-        (Training(batch_size=5), lambda p: torch.optim.Adam(p, 1e-3)),
+        (TrainingSettings(batch_size=5), lambda p: torch.optim.Adam(p, 1e-3)),
         (
-            Training(batch_size=5, lr=0.02, weight_decay=0.1, epochs=3),
+            TrainingSettings(batch_size=5, lr=0.02, weight_decay=0.1, epochs=3),
             lambda p: torch.optim.Adam(p, 0.02, weight_decay=0.1),
         ),
-        (Training(batch_size=5, optimizer="sgd", lr=0.05), lambda p: torch.optim.SGD(p, 0.05)),
+        (TrainingSettings(batch_size=5, optimizer="sgd", lr=0.05), lambda p: torch.optim.SGD(p, 0.05)),
         (
-            Training(batch_size=4, optimizer="sgd", lr=0.01, momentum=0.9, weight_decay=0.1, drop_last=True),
+            TrainingSettings(batch_size=4, optimizer="sgd", lr=0.01, momentum=0.9, weight_decay=0.1, drop_last=True),
             lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, weight_decay=0.1),
         ),
     ],
     ids=["adam", "adam-decay", "sgd", "sgd-momentum"],
 )
 def test_train_equals_a_hand_written_loop(
-    federation: Federation, make_model: Callable[..., Model], training: Training, optimizer: Any, batch_norm: bool
+    federation: Federation,
+    make_model: Callable[..., Model],
+    training: TrainingSettings,
+    optimizer: Any,
+    batch_norm: bool,
 ) -> None:
     model, data = make_model(batch_norm=batch_norm), placed(federation)[0].train
     start = double(model.init(0))
@@ -88,13 +93,13 @@ def test_train_equals_a_hand_written_loop(
 def test_train_does_not_change_its_input(federation: Federation, make_model: Callable[..., Model]) -> None:
     model, data = make_model(batch_norm=True), placed(federation)[0].train
     start = model.init(0)
-    train(cross_entropy(model), start, sorted(model.trainable), data, [torch.arange(8)], Training())
+    train(cross_entropy(model), start, sorted(model.trainable), data, [torch.arange(8)], TrainingSettings())
     assert_same_model(start, model.init(0), rtol=0, atol=0)
 
 
 def test_a_frozen_parameter_does_not_move_and_the_others_do(federation: Federation, model: Model) -> None:
     data, start = placed(federation)[0].train, model.init(0)
-    got = train(cross_entropy(model), start, ["hidden.bias"], data, [torch.arange(8)], Training())
+    got = train(cross_entropy(model), start, ["hidden.bias"], data, [torch.arange(8)], TrainingSettings())
     moved = {name for name in start if not torch.equal(got[name], start[name])}
     assert moved == {"hidden.bias"}
     assert list(got) == list(start)
@@ -115,18 +120,18 @@ def test_a_frozen_parameter_does_not_move_and_the_others_do(federation: Federati
     ],
 )
 def test_draw_epochs_sizes(samples: int, size: int, drop_last: bool, want: list[int]) -> None:
-    training = Training(epochs=3, batch_size=size, drop_last=drop_last)
+    training = TrainingSettings(epochs=3, batch_size=size, drop_last=drop_last)
     epochs = draw_epochs(samples, training, seeding.generator(0))
     assert [[len(batch) for batch in epoch] for epoch in epochs] == [want] * 3
 
 
 def test_draw_epochs_shuffles_every_epoch_anew_without_repeats() -> None:
-    epochs = draw_epochs(50, Training(epochs=2, batch_size=7), seeding.generator(0))
+    epochs = draw_epochs(50, TrainingSettings(epochs=2, batch_size=7), seeding.generator(0))
     orders = [torch.cat(epoch).tolist() for epoch in epochs]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(50))
     assert orders[0] != orders[1]
     assert orders[0] != list(range(50))
-    again = draw_epochs(50, Training(epochs=2, batch_size=7), seeding.generator(0))
+    again = draw_epochs(50, TrainingSettings(epochs=2, batch_size=7), seeding.generator(0))
     assert [torch.cat(epoch).tolist() for epoch in again] == orders
 
 
@@ -156,7 +161,7 @@ def run_phases(how: str, plan: tuple[Phase, ...], model: Model, federation: Fede
     method = InPhases()
     object.__setattr__(method, "plan", plan)
     data = placed(federation)
-    recipe = RunContext(method, model, Training(epochs=2, batch_size=5), rounds=1, seed=0)
+    recipe = RunContext(method, model, TrainingSettings(epochs=2, batch_size=5), rounds=1, seed=0)
     start = model.init(0)
     if how == "looped":
         return start, LocalClient(recipe, data[0]).train(start, {}, -1, 1)
@@ -194,7 +199,7 @@ def test_a_phase_moves_its_part_only(
 
 def test_phases_share_the_epochs_in_order(federation: Federation, model: Model) -> None:
     """Head first on epoch 1, then body on epoch 2, each with a fresh optimiser."""
-    training, data = Training(epochs=2, batch_size=5), placed(federation)[0]
+    training, data = TrainingSettings(epochs=2, batch_size=5), placed(federation)[0]
     start, got = run_phases("looped", (Phase(1, "head"), Phase(1, "body")), model, federation)
     first, second = draw_epochs(data.samples, training, seeding.generator(0, data.name, 1, "batches"))
     loss = cross_entropy(model)
@@ -237,23 +242,23 @@ def test_dropout_is_deterministic_and_leaves_the_global_generator_alone(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "epochs must be a finite number of at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size must be a finite number of at least 1"),
+        ({"epochs": 0}, "epochs must be .* at least 1, got '0'"),
+        ({"batch_size": 0}, "batch_size must be .* at least 1"),
         ({"weight_decay": -1e-3}, "weight_decay must be a finite number of at least 0"),
         ({"weight_decay": float("nan")}, "weight_decay must be a finite number of at least 0"),
-        ({"optimizer": "lbfgs"}, "optimizer must be adam or sgd, got 'lbfgs'"),
-        ({"lr": 0.0}, "lr must be above 0"),
-        ({"lr": float("inf")}, "lr must be above 0"),
-        ({"lr": float("nan")}, "lr must be above 0"),
-        ({"momentum": 1.0}, r"momentum must be in \[0, 1\)"),
+        ({"optimizer": "lbfgs"}, "optimizer must be adam .* sgd, got 'lbfgs'"),
+        ({"lr": 0.0}, "lr must be .* above 0"),
+        ({"lr": float("inf")}, "lr must be .* above 0"),
+        ({"lr": float("nan")}, "lr must be .* above 0"),
+        ({"momentum": 1.0}, "momentum must be .* at least 0 and below 1"),
     ],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Training(**options)
+        TrainingSettings(**options)
 
 
 def test_defaults_are_the_paper_s() -> None:
-    training = Training()
+    training = TrainingSettings()
     assert (training.epochs, training.batch_size, training.optimizer) == (2, 32, "adam")
     assert (training.lr, training.weight_decay) == (1e-3, 0.0)

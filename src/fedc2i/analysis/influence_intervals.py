@@ -157,11 +157,11 @@ def intervals(
 
 def measure(plan: Plan, models: Stacked, seed: int, number: int, samples: int, draws: int, level: float) -> Influence:
     """The exchange after round ``number``, with intervals; arguments as for `intervals`."""
-    federation, settings = plan.federation, plan.config.settings()
+    federation, settings = plan.federation, plan.config
     device, names = plan.config.torch_device(), federation.names
     data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
     attackers = attacks.parse(settings.attack, names, seed)
-    recipe = RunContext(plan.method, plan.model, settings.training, settings.rounds, seed, attackers)
+    recipe = RunContext(plan.method, plan.model, settings, settings.rounds, seed, attackers)
     clients = [LocalClient(recipe, own) for own in data]
     models = {name: tensor.to(device) for name, tensor in models.items()}
     counts, found = torch.tensor([own.samples for own in data], device=device), _Found(len(names))

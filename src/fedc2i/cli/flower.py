@@ -12,10 +12,11 @@ from rich.console import Console
 from fedc2i.cli.common import Data, DataDir, Json, ModelName, Out, Rounds, Seeds, Set, Topology, show, values_of
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import locked, read_json
+from fedc2i.core.settings import names
 from fedc2i.runs.folder import new_folder, slug
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.read import read_run
-from fedc2i.runs.settings import make
+from fedc2i.runs.settings import RunSettings, make
 from fedc2i.runs.specs import parse
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ MethodName = Annotated[str, typer.Argument(metavar="METHOD", help="A method's na
 Deadline = Annotated[float, typer.Option(help="Seconds after which a round goes on with the sites that answered.")]
 MinSites = Annotated[int, typer.Option(help="Answers without which a round does not end.")]
 Wire = Annotated[str, typer.Option(help="How models travel: float32 or float16.")]
-_OF_DATA = ("data", "data_dir", "image_size", "partition")
+_OF_DATA = names(RunSettings, scope="data")
 
 
 def say(line: str) -> None:

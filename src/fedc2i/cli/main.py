@@ -168,14 +168,16 @@ def list_methods(json: Json = False) -> None:
             kind.name: {"about": kind.about, "reconstruction": kind.reconstruction, "options": _options(kind)}
             for kind in kinds
         }
-        print(to_json({"methods": listed, "shared": _options(Method), "settings": _options(settings.Config)}), end="")
+        print(
+            to_json({"methods": listed, "shared": _options(Method), "settings": _options(settings.RunSettings)}), end=""
+        )
         return
     console = Console()
     for kind in kinds:
         note = f". {kind.reconstruction}" if kind.reconstruction else ""
         _print_options(console, f"{kind.name}: {kind.about}{note}", kind)
     _print_options(console, "every method", Method)
-    _print_options(console, "every run", settings.Config)
+    _print_options(console, "every run", settings.RunSettings)
 
 
 def _options(kind: type) -> dict[str, Any]:

@@ -74,10 +74,12 @@ def options_of(cls: type) -> dict[str, Option]:
     }
 
 
-@functools.cache
 def type_hints(cls: type) -> dict[str, Any]:
     """The types of a dataclass's fields, by name."""
-    return typing.get_type_hints(cls)
+    return _cached_hints(cls)
+
+
+_cached_hints = functools.cache(typing.get_type_hints)
 
 
 def validate(instance: Any) -> None:
@@ -88,9 +90,8 @@ def validate(instance: Any) -> None:
     Raises:
         UserError: for a value of another type or outside its range; the message says what is allowed.
     """
-    kind: type = type(instance)
-    hints = type_hints(kind)
-    for field in dataclasses.fields(kind):
+    hints = type_hints(type(instance))
+    for field in dataclasses.fields(instance):
         if "limits" not in field.metadata:
             continue
         value = getattr(instance, field.name)

@@ -164,11 +164,11 @@ def _lead_seed(
 ) -> None:
     """One seed, from its last checkpoint if there is one; its reports go to the result and to the folder."""
     states, reports = job.out / "checkpoints" / f"seed{seed}", job.out / "rounds" / f"seed{seed}"
-    settings, finished = plan.config.settings(), reports / "finished"
+    settings, finished = plan.config, reports / "finished"
     if finished.is_file():
         result.rounds += journal.read(reports, int(finished.read_text(encoding="ascii")) + 1)
         return
-    assignment = Assignment(RunContext(plan.method, plan.model, settings.training, settings.rounds, seed), settings)
+    assignment = Assignment(RunContext(plan.method, plan.model, settings, settings.rounds, seed), settings)
     samples = {name: int(own.get("train", 0)) for name, own in plan.federation.samples().items()}
     classes = len(plan.federation.classes)
     expected = expected_upload(assignment, plan.federation.clients[0], classes)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedc2i.core import plugins
 from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.settings import names
 from fedc2i.core.version import __version__
 from fedc2i.deploy.app_files import place_at_site, place_in_app
 from fedc2i.engine import attacks
@@ -17,20 +17,19 @@ from fedc2i.engine.client import RunContext
 from fedc2i.flower.messages import MOST_CLASSES, MOST_SIDE
 from fedc2i.flower.site import Assignment, fingerprint
 from fedc2i.runs.plan import Plan
-from fedc2i.runs.settings import make
+from fedc2i.runs.settings import RunSettings, make
 from fedc2i.runs.specs import build, parse
-
-NOT_FOR_SITES = ("data", "data_dir", "partition", "device", "seeds", "executor", "workers", "clients_at_once")
 
 
 def describe(plan: Plan, seed: int) -> str:
     """Describes a plan with one seed."""
     if plan.config.attack and plan.config.noise:
         raise UserError("over real sites attack and noise exclude each other: what an attacker sends has no noise")
-    values = {name: value for name, value in _given(vars(plan.config)).items() if name not in NOT_FOR_SITES}
+    sent = [name for name in names(RunSettings, scope="run") if name != "seeds"]
+    values = _given({name: getattr(plan.config, name) for name in sent})
     values |= {name: place_in_app(name, str(values[name])) for name in ("method", "model")}
     values["attack"] = attacks.resolved(plan.config.attack, plan.federation.names, seed)
-    recipe = RunContext(plan.method, plan.model, plan.config.settings().training, plan.config.settings().rounds, seed)
+    recipe = RunContext(plan.method, plan.model, plan.config, plan.config.rounds, seed)
     return json.dumps(
         {
             "version": __version__,
@@ -73,11 +72,10 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
         raise UserError(f"this site has fedc2i {__version__}, the coordinator {one_line(version, 40)}")
     model = build(str(config.model), classes, (channels, height, width))
     attackers = attacks.read_resolved(config.attack)
-    training, rounds = config.settings().training, int(config.rounds or 0)
-    recipe = RunContext(kind(**config.options), model, training, rounds, config.seeds[0], attackers)
+    recipe = RunContext(kind(**config.options), model, config, config.rounds, config.seeds[0], attackers)
     if fingerprint(recipe.first_model("", config.init)) != expected:
         raise UserError(f"its model '{config.model}' has another architecture than the coordinator's")
-    return Assignment(recipe, replace(config.settings(), executor="looped")), classes
+    return Assignment(recipe, config), classes
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedc2i.core.errors import UserError
 from fedc2i.engine.participation import choose
-from fedc2i.runs.settings import Config
+from fedc2i.engine.settings import EngineSettings
 
 SENSITIVITY = 2.0  # of a clipped difference, in units of clip
 ORDERS = tuple(1 + np.geomspace(1e-4, 1e6, 4001))  # the Rényi orders α that are tried
@@ -120,7 +120,7 @@ class Cost:
 
 
 def cost(
-    config: Config,
+    config: EngineSettings,
     clients: int,
     rounds: int | None = None,
     sends: bool = True,
@@ -137,13 +137,12 @@ def cost(
     """
     if not config.clip:
         return None
-    settings = config.settings()
-    last = settings.rounds if rounds is None else rounds
+    last = config.rounds if rounds is None else rounds
     uploads = 0
     for seed in config.seeds:
         turns = np.zeros(clients, dtype=np.int64)
         for number, times in (Counter(range(1, last + 1)) | Counter((asked or {}).get(seed, {}))).items():
-            turns[list(choose(seed, settings, clients, number))] += times
+            turns[list(choose(seed, config, clients, number))] += times
         uploads = max(uploads, int(turns.max()))
     uploads = uploads if sends else 0
     return Cost(config.clip, config.noise, config.delta, uploads, epsilon(config.noise, uploads, config.delta))

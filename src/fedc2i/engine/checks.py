@@ -8,14 +8,14 @@ from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.engine import attacks, clip_noise, topology
 from fedc2i.engine.executors.stacked import compatibility
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method
 from fedc2i.models import validation
 from fedc2i.models.model import Model
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 
 
-def check(method: Method, model: Model, federation: Federation, settings: Settings) -> None:
+def check(method: Method, model: Model, federation: Federation, settings: EngineSettings) -> None:
     """Refuses at the start what would fail in the middle.
 
     Raises:
@@ -25,7 +25,7 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
             clipping and noise do not cover.
     """
     validation.validate(model, federation.clients[0].train.x[:2], len(federation.classes))
-    _refuse_single_samples(model, federation, settings.training)
+    _refuse_single_samples(model, federation, settings)
     method.setup(model.init(0, "check"), model)  # a method may refuse a model, e.g. FedBN one without BatchNorm
     settings.participants(len(federation.clients))
     topology.parse(settings.topology, federation.names, seed=0)
@@ -43,7 +43,7 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
         raise UserError(f"patience={settings.patience}: no client of '{federation.name}' has validation data")
 
 
-def _refuse_single_samples(model: Model, federation: Federation, training: Training) -> None:
+def _refuse_single_samples(model: Model, federation: Federation, training: TrainingSettings) -> None:
     """Refuses batches of one sample where the model takes statistics over samples alone."""
     size, samples = training.batch_size, {client.name: len(client.train) for client in federation.clients}
     single = {

@@ -20,7 +20,8 @@ from fedc2i.engine.attacks import Attackers, flips_labels
 from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.models.model import Model
 from fedc2i.training.evaluation import at_once, means, score
-from fedc2i.training.local import Batch, Training, draw_epochs, train
+from fedc2i.training.local import Batch, draw_epochs, train
+from fedc2i.training.settings import TrainingSettings
 
 Piece = tuple[str, int, int]  # a split, the first image in it and the one behind the last
 
@@ -65,7 +66,7 @@ class RunContext:
 
     method: Method
     model: Model
-    training: Training
+    training: TrainingSettings
     rounds: int
     seed: int
     attacks: Attackers = field(default_factory=dict, hash=False)

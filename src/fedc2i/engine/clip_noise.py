@@ -27,11 +27,11 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method
 from fedc2i.methods.messages import model_name, valid_flags
 from fedc2i.models.model import Model
-from fedc2i.training.local import Training
+from fedc2i.training.settings import TrainingSettings
 
 KEY_BYTES = 32
 COUNTS = ("class_counts", "class_present")  # of floating point or not: with noise, weights by them mean nothing
@@ -118,7 +118,7 @@ def protect(
     clients: Sequence[str],
     number: int,
     recipe: RunContext,
-    settings: Settings,
+    settings: EngineSettings,
     received: Callable[[int], Params],
     secret: bytes = b"",
 ) -> Stacked:
@@ -211,7 +211,7 @@ def refuse_uncovered(upload: Params, who: str = "the method") -> None:
         )
 
 
-def check(method: Method, model: Model, federation: Federation, settings: Settings) -> None:
+def check(method: Method, model: Model, federation: Federation, settings: EngineSettings) -> None:
     """Refuses, where clipping is asked for, what it would not cover.
 
     Raises:
@@ -237,11 +237,11 @@ def check(method: Method, model: Model, federation: Federation, settings: Settin
         raise UserError(f"noise={settings.noise:g}: ε is computed by Opacus: pip install 'fedc2i[privacy]'")
 
 
-def _example(method: Method, model: Model, federation: Federation, settings: Settings) -> Params:
+def _example(method: Method, model: Model, federation: Federation, settings: EngineSettings) -> Params:
     """An upload of the right names, shapes and types, made from a few images."""
     whole = federation.clients[0].train
     few = Split(whole.x[:2], whole.y[:2])
     data = ClientData.place(Client("example", few, few, few), len(federation.classes), torch.device("cpu"))
-    recipe = RunContext(method, model, Training(), 1, 0)
+    recipe = RunContext(method, model, TrainingSettings(), 1, 0)
     first = recipe.first_model("example", settings.init)
     return LocalClient(recipe, data).upload(first, first, {}, -1, 1)

@@ -6,10 +6,10 @@ import torch
 
 from fedc2i.core import seeding
 from fedc2i.engine.records import Point, Round
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 
 
-def choose(seed: int, settings: Settings, clients: int, number: int) -> tuple[int, ...]:
+def choose(seed: int, settings: EngineSettings, clients: int, number: int) -> tuple[int, ...]:
     """Who trains in a round, in table order."""
     count = settings.participants(clients)
     if count == clients:

@@ -16,7 +16,7 @@ from fedc2i.engine.executors.base import ClientBatch, Received, Trained
 from fedc2i.engine.participation import Patience, choose
 from fedc2i.engine.records import Metrics, Outcome, Point, Round
 from fedc2i.engine.server import REPORTS, Mailbox, Server
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.upload import leave
 
 
@@ -24,7 +24,7 @@ class SeedRun:
     """All that changes from round to round with one seed."""
 
     def __init__(
-        self, recipe: RunContext, settings: Settings, names: Sequence[str], samples: Tensor, device: torch.device
+        self, recipe: RunContext, settings: EngineSettings, names: Sequence[str], samples: Tensor, device: torch.device
     ) -> None:
         """Draws the first models and the first participants."""
         self.recipe = recipe

@@ -25,7 +25,7 @@ from fedc2i.engine.executors.workers.executor import Workers
 from fedc2i.engine.executors.workers.pool import Pool, cores, lease
 from fedc2i.engine.records import Metrics, Outcome, Round
 from fedc2i.engine.seed_run import SeedRun
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.state import Keep, Start, put_back, state_of
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
@@ -37,7 +37,7 @@ def simulate(
     method: Method,
     model: Model,
     federation: Federation,
-    settings: Settings,
+    settings: EngineSettings,
     seeds: Sequence[int],
     device: torch.device | str = "cpu",
     on_round: Callable[[Round], None] | None = None,
@@ -64,7 +64,7 @@ def simulate(
     data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
     samples = torch.tensor([own.samples for own in data], device=device)
     attackers = {seed: attacks.parse(settings.attack, federation.names, seed) for seed in seeds}
-    recipes = [RunContext(method, model, settings.training, settings.rounds, seed, attackers[seed]) for seed in seeds]
+    recipes = [RunContext(method, model, settings, settings.rounds, seed, attackers[seed]) for seed in seeds]
     lanes = [SeedRun(recipe, settings, federation.names, samples, device) for recipe in recipes]
     first, outcomes = 1, dict[int, Outcome]()
     if start is not None:
@@ -110,7 +110,7 @@ def _by_lane(
 def _executor(
     recipes: Sequence[RunContext],
     data: Sequence[ClientData],
-    settings: Settings,
+    settings: EngineSettings,
     device: torch.device,
     on_client: Callable[[int, int], None] | None,
 ) -> Executor:

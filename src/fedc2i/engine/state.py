@@ -16,7 +16,7 @@ from fedc2i.engine import state_check
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.seed_run import SeedRun
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 
@@ -55,14 +55,14 @@ def state_of(lanes: Sequence[SeedRun], outcomes: Mapping[int, Outcome]) -> State
 
 
 def size_of_state(
-    method: Method, model: Model, federation: Federation, settings: Settings, seeds: Sequence[int]
+    method: Method, model: Model, federation: Federation, settings: EngineSettings, seeds: Sequence[int]
 ) -> int:
     """About how many bytes of tensors a checkpoint has.
 
     Every client's own model and what it received; its upload, taken for a model as well, unless all take part and
     send their own, which is written once. What only the server has is not counted: mostly one model.
     """
-    recipe, clients = RunContext(method, model, settings.training, settings.rounds, 0), len(federation.clients)
+    recipe, clients = RunContext(method, model, settings, settings.rounds, 0), len(federation.clients)
     some = settings.participants(clients)
     received = clients if settings.evaluate_every == 1 else some
     uploads = clients if settings.clip or settings.attack or some < clients else 0
@@ -80,7 +80,7 @@ def require_fit(
     method: Method,
     model: Model,
     federation: Federation,
-    settings: Settings,
+    settings: EngineSettings,
     seeds: Sequence[int],
     state: State,
     round: int,
@@ -92,7 +92,7 @@ def require_fit(
     """
     tensors, values = state
     for seed in seeds:
-        recipe = RunContext(method, model, settings.training, settings.rounds, seed)
+        recipe = RunContext(method, model, settings, settings.rounds, seed)
         own, said = unprefixed(f"seed{seed}/", tensors), values.get(str(seed), {})
         state_check.check(recipe, settings, federation.names, own, said, round)
 

@@ -19,7 +19,7 @@ from fedc2i.engine import topology
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.participation import choose
 from fedc2i.engine.server import REPORTS
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 
 Layout = dict[str, list[Any]]  # by name the type of its numbers, then its shape
 
@@ -30,7 +30,7 @@ def layout(tensors: Mapping[str, Tensor]) -> Layout:
 
 
 def check(
-    recipe: RunContext, settings: Settings, names: Sequence[str], tensors: Params, values: Any, number: int
+    recipe: RunContext, settings: EngineSettings, names: Sequence[str], tensors: Params, values: Any, number: int
 ) -> None:
     """Refuses the state of one seed after a round, unless the run can go on from it.
 
@@ -62,7 +62,7 @@ def check(
         raise UserError(f"the checkpoint after round {number} is damaged ({one_line(error)})") from None
 
 
-def _check_values(recipe: RunContext, settings: Settings, names: Sequence[str], values: Any, number: int) -> None:
+def _check_values(recipe: RunContext, settings: EngineSettings, names: Sequence[str], values: Any, number: int) -> None:
     clients = len(names)
     _require(1 <= number < settings.rounds, f"a seed that goes on behind round {number} of {settings.rounds}")
     sent, audience, (best, waited) = values["sent"], values["audience"], values["patience"]
@@ -77,7 +77,9 @@ def _check_values(recipe: RunContext, settings: Settings, names: Sequence[str], 
     _require(_is_whole(values["bytes_told"], 0, 2**63), f"bytes_told={values['bytes_told']}")
 
 
-def _check_tensors(recipe: RunContext, settings: Settings, names: Sequence[str], tensors: Params, values: Any) -> None:
+def _check_tensors(
+    recipe: RunContext, settings: EngineSettings, names: Sequence[str], tensors: Params, values: Any
+) -> None:
     found = layout(tensors)
     said = values.get("layout", found)  # an earlier version has none
     for name in {**said, **found}:

@@ -12,7 +12,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, Stacked, replace_rows, row, stack
 from fedc2i.engine import attacks, clip_noise
 from fedc2i.engine.client import RunContext
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 
 
 def leave(
@@ -21,7 +21,7 @@ def leave(
     clients: Sequence[str],
     number: int,
     recipe: RunContext,
-    settings: Settings,
+    settings: EngineSettings,
     received: Callable[[int], Params] = lambda k: {},
     secret: bytes = b"",
 ) -> Stacked:

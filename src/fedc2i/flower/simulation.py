@@ -20,7 +20,7 @@ from fedc2i.engine.checks import check
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.executors.workers.pool import cores
 from fedc2i.engine.records import Round
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.flower.compat import ENVIRONMENT
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
@@ -53,7 +53,7 @@ class _World:
     method: Method
     model: Model
     federation: Federation
-    settings: Settings
+    settings: EngineSettings
     device: torch.device
 
 
@@ -61,7 +61,7 @@ def federate(
     method: Method,
     model: Model,
     federation: Federation,
-    settings: Settings,
+    settings: EngineSettings,
     seeds: Sequence[int],
     policy: Policy,
     ray_address: str | None = None,
@@ -94,7 +94,7 @@ def federate(
             wait_for_sites(connections, federation.names, count, count, policy.deadline, lambda line: None, policy.poll)
             samples = {client.name: len(client.train) for client in federation.clients}
             for seed in seeds:
-                recipe = RunContext(method, model, settings.training, settings.rounds, seed)
+                recipe = RunContext(method, model, settings, settings.rounds, seed)
                 work, classes = Assignment(recipe, settings), len(federation.classes)
                 expected = expected_upload(work, federation.clients[0], classes)
 
@@ -174,7 +174,7 @@ def _assignment(world: Any) -> Callable[[Task], tuple[Assignment, tuple[str, ...
     def find(task: Task) -> tuple[Assignment, tuple[str, ...]]:
         own, seed = _load(world), int(task.run.removeprefix("seed"))
         attackers = attacks.parse(own.settings.attack, own.federation.names, seed)
-        recipe = RunContext(own.method, own.model, own.settings.training, own.settings.rounds, seed, attackers)
+        recipe = RunContext(own.method, own.model, own.settings, own.settings.rounds, seed, attackers)
         return Assignment(recipe, own.settings), own.federation.classes
 
     return find

@@ -12,7 +12,7 @@ from fedc2i.core.params import Params, row, stack
 from fedc2i.data.federation import Client
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.records import Point
-from fedc2i.engine.settings import Settings
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import repeatable
 from fedc2i.engine.upload import leave
 from fedc2i.flower.messages import Answer, Task
@@ -24,7 +24,7 @@ class Assignment:
     """What all sites of a run do: the recipe and its settings."""
 
     recipe: RunContext
-    settings: Settings
+    settings: EngineSettings
 
 
 def fingerprint(params: Params) -> str:

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import fedc2i
@@ -32,8 +32,6 @@ except ModuleNotFoundError:  # not on Windows
 # The packages whose code decides numbers.
 _DECIDING = ("core", "data", "models", "training", "methods", "engine")
 SILENCE = 3.0  # seconds of waiting for another process before a line says so
-# Settings that do not decide a single seed's numbers by themselves.
-_NOT_NUMBERS = ("checkpoint_every", "data_dir", "device", "seeds")
 
 
 class Store:
@@ -49,9 +47,8 @@ class Store:
 
     def _key(self, plan: Plan) -> str:
         """Twelve digits that change with settings, data, device, versions and the code that decides numbers."""
-        settings = {name: value for name, value in asdict(plan.config).items() if name not in _NOT_NUMBERS}
         decided = {
-            "settings": {**settings, "topology": neighbours(plan.config.topology)},
+            "settings": {**plan.config.decisive(), "topology": neighbours(plan.config.topology)},
             "data": plan.federation.checksums,
             "device": plan.config.torch_device().type,
             "versions": [versions()["fedc2i"], versions()["torch"]],

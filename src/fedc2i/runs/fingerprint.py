@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ from fedc2i.core.errors import UserError, flaw, one_line
 from fedc2i.core.files import read_json
 from fedc2i.core.version import versions
 from fedc2i.data.federation import Federation
-from fedc2i.runs.settings import Config
+from fedc2i.runs.settings import RunSettings
 
 OBJECTS = ("data", "model", "method")  # what may come as an object of Python
 _BITS = ("fedc2i", "torch")  # packages of which another version is not expected to give the same bits
-_FREE = ("data_dir", "device", "workers", "checkpoint_every")  # settings that may be others after an interruption
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,9 @@ class Begun:
     files: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: Config, federation: Federation, given: Sequence[str], notes: Sequence[str]) -> Begun:
+    def of(cls, config: RunSettings, federation: Federation, given: Sequence[str], notes: Sequence[str]) -> Begun:
         """Of a run that is begun, or gone on with, now."""
-        decided = {name: value for name, value in asdict(config).items() if name not in _FREE}
-        decided["topology"] = neighbours(config.topology)
+        decided = {**config.fixed(), "topology": neighbours(config.topology)}
         text, device = json.dumps(decided, default=str), config.torch_device().type
         files = plugins.checksums(config.method, config.model)
         return cls(text, federation.checksums, versions(), device, tuple(given), tuple(notes), files)

@@ -27,7 +27,7 @@ from fedc2i.core.files import sync, to_json, write_atomically, writing
 from fedc2i.core.params import Params, Stacked
 from fedc2i.engine.records import POINTS, Outcome, Point, Round
 from fedc2i.runs.results import Result
-from fedc2i.runs.settings import Config
+from fedc2i.runs.settings import RunSettings
 
 MOST_LETTERS = 100  # of a folder's name that is made from a data set's path
 
@@ -39,7 +39,7 @@ class RunFolder:
         self.path = path
         self._clients = clients
 
-    def begin(self, config: Config) -> None:
+    def begin(self, config: RunSettings) -> None:
         """Writes the configuration."""
         self.write("config.toml", config.to_toml().encode(), durable=True)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedc2i.core.errors import UserError, nearest, one_line
+from fedc2i.core.settings import names
 from fedc2i.data import sources
 from fedc2i.data.federation import Federation
 from fedc2i.engine.checks import check
@@ -22,7 +23,7 @@ from fedc2i.runs.checkpoint import Keeper
 from fedc2i.runs.fingerprint import Begun
 from fedc2i.runs.folder import RunFolder, slug
 from fedc2i.runs.results import Result
-from fedc2i.runs.settings import Config, make, run_settings
+from fedc2i.runs.settings import RunSettings, make, run_settings
 from fedc2i.runs.specs import build, is_listed, key_of, option_names, parse, said
 
 
@@ -60,7 +61,7 @@ class Plan:
     method: Method
     model: Model
     federation: Federation
-    config: Config
+    config: RunSettings
     label: str
     key: str
     given: tuple[str, ...] = ()
@@ -78,8 +79,7 @@ class Plan:
 
     def checkpoint_size(self) -> int:
         """About how many bytes a checkpoint of all its seeds will have."""
-        settings = self.config.settings()
-        return size_of_state(self.method, self.model, self.federation, settings, self.config.seeds)
+        return size_of_state(self.method, self.model, self.federation, self.config, self.config.seeds)
 
     def require_engine(self) -> None:
         """Refuses an engine that cannot run here.
@@ -111,7 +111,7 @@ class Plan:
             return self.compute(observer)
         files = RunFolder(folder, self.federation.names)
         keeper = Keeper(folder, self.config.checkpoint_every if self.config.engine == "inprocess" else 0)
-        run = self.method, self.model, self.federation, self.config.settings(), self.config.seeds
+        run = self.method, self.model, self.federation, self.config, self.config.seeds
         so_far = keeper.latest(self.config.seeds, partial(require_fit, *run))
         keeper.clean()
         keeper.begin(self.begun)  # first: a folder with a config.toml can be gone on with
@@ -164,7 +164,7 @@ class Plan:
             for report in () if start is None else start.last.values():
                 observer.round(report)
         on_client = None if observer is None else observer.client
-        run = self.method, self.model, self.federation, self.config.settings(), self.config.seeds
+        run = self.method, self.model, self.federation, self.config, self.config.seeds
         self.require_engine()
         if self.config.engine == "flower-sim":
             from fedc2i.flower import simulation  # an optional extra
@@ -207,19 +207,22 @@ def prepare(
         if name in run_settings():
             raise UserError(f"'{name}' is a setting of the run, not an option of a method: write it above [options]")
     values = {**{name: value for name, value in settings.items() if name != "options"}, **nested}
+    for name in names(RunSettings, preset=True):
+        if str(values.get(name)).lower() == "none":
+            values.pop(name, None)
     if not isinstance(data, str | Federation | None):
         raise UserError(f"data must be a data set's name or a fedc2i.Federation, got {type(data).__name__}")
     if not isinstance(model, str | Model | None):
         raise UserError(f"model must be a name or fedc2i.split(module, head=...), got {type(model).__name__}")
-    for name in ("data_dir", "image_size", "partition") if isinstance(data, Federation) else ():
-        if values.get(name) is not None:
+    for name in names(RunSettings, scope="data") if isinstance(data, Federation) else ():
+        if name != "data" and values.get(name) is not None:
             raise UserError(f"{name}={values[name]} is for data loaded by name; here it is loaded already")
     values |= {"data": data} if isinstance(data, str) else {}
     values |= {"model": model} if isinstance(model, str) else {}
     parsed = [parse(method) for method in wanted]
     _refuse_unknown(values, [kind for kind, _, _ in parsed])
 
-    drafts: list[tuple[Method, Config]] = []
+    drafts: list[tuple[Method, RunSettings]] = []
     for kind, name, own in parsed:
         allowed = {*run_settings(), *option_names(kind)}
         config = make(kind, {**{key: value for key, value in values.items() if key in allowed}, **own, "method": name})
@@ -227,15 +230,15 @@ def prepare(
 
     first = drafts[0][1]
     federation = data if isinstance(data, Federation) else _load(first)
-    fitted = first.fitted(federation)
-    built = model if isinstance(model, Model) else build(str(fitted.model), federation.classes, federation.image_shape)
+    fitted = first.with_preset(federation, values)
+    built = model if isinstance(model, Model) else build(fitted.model, federation.classes, federation.image_shape)
     for method, _ in drafts:
-        check(method, built, federation, fitted.settings())
+        check(method, built, federation, fitted)
     fitted.torch_device()
 
     plans = []
     for named, (method, draft) in zip(wanted, drafts, strict=True):
-        config = replace(draft.fitted(federation), options=asdict(method), model=fitted.model)
+        config = replace(draft.with_preset(federation, values), options=asdict(method), model=fitted.model)
         config = replace(config, data=federation.name) if isinstance(data, Federation) else config
         config = replace(config, model=model.name) if isinstance(model, Model) else config
         differs = said(method)
@@ -247,10 +250,10 @@ def prepare(
         }
         given = tuple(name for name, is_object in objects.items() if is_object)
         plans.append(Plan(method, built, federation, config, label, key_of(method), given))
-    for names in ([plan.label for plan in plans], [slug(plan.key) for plan in plans]):  # tables; folders
-        for name in names:
-            if names.count(name) > 1:
-                raise UserError(f"{name} is named {names.count(name)} times; methods need different names and titles")
+    for used in ([plan.label for plan in plans], [slug(plan.key) for plan in plans]):  # tables; folders
+        for name in used:
+            if used.count(name) > 1:
+                raise UserError(f"{name} is named {used.count(name)} times; methods need different names and titles")
     return plans
 
 
@@ -266,7 +269,7 @@ def _refuse_unknown(values: Mapping[str, Any], kinds: Sequence[type[Method]]) ->
             )
 
 
-def _load(config: Config) -> Federation:
+def _load(config: RunSettings) -> Federation:
     return sources.load(
         config.data,
         data_dir=None if config.data_dir is None else Path(config.data_dir),

@@ -11,15 +11,13 @@ from safetensors.torch import load_file
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Stacked
 from fedc2i.core.plugins import is_plugin
+from fedc2i.core.settings import names
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.read import read_run
-from fedc2i.runs.settings import read_toml
-
-_OF_FLOWER = ("engine", "ray_address", "wire", "deadline", "min_sites")  # here everything is computed in this process
-_OF_NAMED_DATA = ("data", "data_dir", "image_size", "partition")
+from fedc2i.runs.settings import RunSettings, read_toml
 
 
 def reopen(
@@ -45,7 +43,9 @@ def reopen(
     summary = read_run(folder).summary()
     settings = read_toml(folder / "config.toml")
     named = method or str(settings["method"])
-    not_needed = {"method", *_OF_FLOWER, *(_OF_NAMED_DATA if isinstance(data, Federation) else ())}
+    not_needed = {"method", "engine", *names(RunSettings, engine="flower")}  # it is computed in this process
+    if isinstance(data, Federation):
+        not_needed |= {*names(RunSettings, scope="data")}
     rest = {name: value for name, value in settings.items() if name not in not_needed}
     rest["device"] = "auto"  # what was trained on a GPU can be looked at without one
     if data_dir is not None:

@@ -15,7 +15,7 @@ from fedc2i.engine.accountant import Cost, cost
 from fedc2i.engine.diagnostics import LARGE
 from fedc2i.engine.records import POINTS, Outcome, Point, Round
 from fedc2i.methods.base import Method
-from fedc2i.runs.settings import Config
+from fedc2i.runs.settings import RunSettings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +56,7 @@ class Result:
     """
 
     method: Method
-    config: Config
+    config: RunSettings
     federation: Federation
     label: str
     key: str

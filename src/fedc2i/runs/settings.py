@@ -1,108 +1,139 @@
-"""Everything that decides the numbers of a run, as one flat record that is checked, saved and read back.
+"""The settings of a run as one flat record that is checked, saved and read back.
 
-Settings come, in rising order of precedence, from the defaults here, the data set's preset, a TOML file, and the
+Each layer declares the settings that it reads: `TrainingSettings`, `EngineSettings` on top of it, and `RunSettings` on
+top of that. Values come, in rising order of precedence, from the defaults, the data set's preset, a TOML file, and the
 command line or keyword arguments. Unknown keys are refused.
 """
 
 from __future__ import annotations
 
 import tomllib
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
-import torch
 
 from fedc2i.core.errors import UserError, nearest, one_line
-from fedc2i.core.options import check_at_least, check_choice, convert, option, options_of
-from fedc2i.data.federation import Federation
-from fedc2i.engine.settings import Settings
-from fedc2i.methods.base import Method
-from fedc2i.training.local import Training
+from fedc2i.core.options import convert, options_of, type_hints
+from fedc2i.core.settings import names, setting
+from fedc2i.engine.settings import EngineSettings
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedc2i.data.federation import Federation
+    from fedc2i.methods.base import Method
 
 MOST_SEEDS = 1000
 MOST_DIGITS = 18  # of a seed
-MOST_SECONDS = 1e7  # of a deadline
 MOST_BYTES = 2**20  # of a file of settings; the longest has some thousand
 
 
-@dataclass(frozen=True)
-class Config:
-    """A run, but for its method's own options, which lie in ``options``."""
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(EngineSettings):
+    """All settings of a run; its method's own options are in ``options``."""
 
-    method: str = option("fedc2i", "the method")
-    data: str = option("embedded", "the data set")
-    data_dir: str | None = option(None, "where the data lies")
-    image_size: int | None = option(None, "side of the square images; none: the data set's preset")
-    partition: str | None = option(None, "split every client further, e.g. dirichlet:10:0.5")
-    data_seed: int = option(0, "seed of the partition, the same for all seeds of a run")
-    model: str | None = option(None, "the model; none: the data set's preset")
-    rounds: int | None = option(None, "communication rounds; none: the data set's preset")
-    seeds: tuple[int, ...] = option((0,), "one run for each")
-    epochs: int = option(2, "local epochs a round")
-    batch_size: int = option(32, "samples a step")
-    optimizer: Literal["adam", "sgd"] = option("adam", "local optimiser, fresh every round")
-    lr: float = option(1e-3, "learning rate")
-    weight_decay: float = option(0.0, "L2 penalty")
-    momentum: float = option(0.0, "momentum of sgd")
-    drop_last: bool = option(False, "leave out an epoch's last batch if it is not full")
-    clients_per_round: int | str = option("100%", "a number of clients, or a share such as 20%")
-    evaluate_every: int = option(1, "rounds between evaluations; 0: only after the last round")
-    patience: int = option(0, "stop after this many evaluations without a better validation accuracy; 0: never")
-    init: Literal["common", "independent"] = option("common", "one initial model for all clients, or one for each")
-    topology: str = option("full", "whose models a client receives: full, ring, random:K or FILE")
-    attack: str = option("", "dishonest clients, KIND[:STRENGTH]@CLIENT[,CLIENT...], several joined by ;")
-    norm_bound: float = option(100.0, "leave out uploads of more than this many times the median norm; 0: none")
-    clip: float = option(0.0, "the largest norm of an upload's difference from what the server knows; 0: not clipped")
-    noise: float = option(0.0, "Gaussian noise on uploads: its standard deviation in units of clip; 0: none")
-    delta: float = option(1e-5, "δ at which a run with noise states its ε")
-    engine: Literal["inprocess", "flower-sim", "flower"] = option(
-        "inprocess", "this process, Flower's simulation on Ray, or real sites (fedc2i coordinator, fedc2i flower-local)"
+    method: str = setting("fedc2i", "the method")
+    data: str = setting(
+        "embedded",
+        "the data set: embedded, digit5, office10, folder:DIR or arrays:DIR",
+        scope="data",
+        flags=("run", "flower-local"),
+        flag_help="embedded, digit5, office10, folder:DIR or arrays:DIR.",
     )
-    ray_address: str | None = option(None, "flower-sim: a running Ray cluster, or auto; none: one is started here")
-    wire: Literal["float32", "float16"] = option("float32", "on Flower: how models travel")
-    deadline: float = option(600.0, "on Flower: seconds after which a round goes on with the sites that answered")
-    min_sites: int = option(1, "on Flower: answers without which a round does not end")
-    executor: Literal["auto", "looped", "workers", "stacked"] = option(
-        "auto", "clients one by one, over processes, or all at once; auto: what is fastest"
+    data_dir: str | None = setting(
+        None,
+        "the folder of the data; or the variable FEDC2I_DATA",
+        numbers=False,
+        resume="free",
+        scope="data",
+        flags=("run", "flower-local"),
     )
-    workers: int = option(0, "processes on a CPU; 0: one per core")
-    clients_at_once: int = option(0, "the most clients of all seeds that are stacked together; 0: as many as fit")
-    threads: int = option(1, "CPU threads inside one operation; more than one pays for large models only")
-    checkpoint_every: int = option(1, "rounds between checkpoints, from which `fedc2i resume` goes on; 0: none")
-    device: str = option("auto", "auto, cpu or cuda")
+    image_size: int | None = setting(None, "side of the square images; none: the data set's preset", scope="data")
+    partition: str | None = setting(
+        None, "split every client further, e.g. dirichlet:10:0.5", scope="data", flags=("run",)
+    )
+    data_seed: int = setting(0, "seed of the partition, the same for all seeds of a run")
+    model: str = setting(
+        "lenet5",
+        "lenet5, lenet5-bn, lenet-wide, lenet-wide-bn or FILE.py:FUNCTION; by default the data set's preset",
+        preset=True,
+        flags=("run", "flower-local", "coordinator"),
+    )
+    engine: Literal["inprocess", "flower-sim", "flower"] = setting(
+        "inprocess",
+        "this process, Flower's simulation on Ray, or real sites (fedc2i coordinator, fedc2i flower-local)",
+        flags=("run",),
+        flag_help="inprocess, or flower-sim: Flower's simulation on Ray.",
+    )
+    ray_address: str | None = setting(
+        None,
+        "flower-sim: a running Ray cluster, e.g. auto or HOST:6379; none: one is started here",
+        numbers=False,
+        scope="machine",
+        engine="flower",
+        flags=("run",),
+    )
+    wire: Literal["float32", "float16"] = setting(
+        "float32",
+        "on Flower: how models travel",
+        engine="flower",
+        flags=("flower-local", "coordinator"),
+        flag_help="How models travel: float32 or float16.",
+    )
+    deadline: float = setting(
+        600.0,
+        "on Flower: seconds after which a round ends with the sites that answered",
+        above=0,
+        below=1e7,
+        engine="flower",
+        flags=("flower-local", "coordinator"),
+        flag_help="Seconds after which a round ends with the sites that answered.",
+    )
+    min_sites: int = setting(
+        1,
+        "on Flower: answers without which a round does not end",
+        low=1,
+        engine="flower",
+        flags=("flower-local", "coordinator"),
+        flag_help="Answers without which a round does not end.",
+    )
+    checkpoint_every: int = setting(
+        1,
+        "rounds between checkpoints, from which `fedc2i resume` continues; 0: no checkpoints",
+        low=0,
+        numbers=False,
+        resume="free",
+        scope="machine",
+        engine="inprocess",
+    )
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "auto",
+        "where to compute; auto: cuda if there is a GPU",
+        numbers=False,
+        resume="free",
+        scope="machine",
+        flags=("run",),
+        flag_help="auto, cpu or cuda.",
+    )
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"about": "the method's own options"})
 
     def __post_init__(self) -> None:
-        check_choice(self, "engine", "wire")
-        check_at_least(self, 1, "min_sites")
-        check_at_least(self, 0, "checkpoint_every")
-        if not 0 < self.deadline < MOST_SECONDS:
-            raise UserError(f"deadline must be a number of seconds above 0, got {self.deadline}")
-        if not 0 < self.delta < 1:
-            raise UserError(f"delta must be above 0 and below 1, got {self.delta}")
-        for name in ("executor", "workers", "clients_at_once", "checkpoint_every"):
-            if self.engine != "inprocess" and getattr(self, name) != options_of(Config)[name].default:
-                raise UserError(f"{name}={getattr(self, name)} is for engine=inprocess")
-        for name in ("ray_address", "wire", "deadline", "min_sites"):
-            if self.engine == "inprocess" and getattr(self, name) != options_of(Config)[name].default:
-                raise UserError(f"{name}={getattr(self, name)} is for engine=flower-sim and real sites")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise UserError(f"seeds must be different whole numbers, at least one, got {list(self.seeds)}")
+        super().__post_init__()
+        here = self.engine == "inprocess"
+        defaults = {own.name: own.default for own in fields(self)}
+        for name in names(RunSettings, engine="flower" if here else "inprocess"):
+            if getattr(self, name) != defaults[name]:
+                allowed = "flower-sim and real sites" if here else "inprocess"
+                raise UserError(f"{name}={getattr(self, name)} is for engine={allowed}")
 
-    def fitted(self, federation: Federation) -> Config:
-        """With the data set's preset where nothing was said."""
-        preset = {"model": "lenet5", "rounds": 20, **federation.preset}
-        return replace(self, **{name: preset[name] for name in ("model", "rounds") if getattr(self, name) is None})
-
-    def settings(self) -> Settings:
-        """As the engine reads it."""
-        training = Training(**{part.name: getattr(self, part.name) for part in fields(Training)})
-        names = [part.name for part in fields(Settings) if part.name != "training"]
-        return Settings(**{name: getattr(self, name) for name in names}, training=training)
+    def with_preset(self, federation: Federation, given: Collection[str]) -> RunSettings:
+        """With the data set's preset for settings that are not ``given``."""
+        preset = federation.preset
+        wanted = [name for name in names(RunSettings, preset=True) if name in preset and name not in given]
+        return replace(self, **{name: preset[name] for name in wanted})
 
     def torch_device(self) -> torch.device:
         """The device to compute on.
@@ -110,19 +141,28 @@ class Config:
         Raises:
             UserError: if it is not there.
         """
+        import torch  # settings are read where torch is not imported
+
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        if self.device not in ("cpu", "cuda"):
-            raise UserError(f"device must be auto, cpu or cuda, got '{self.device}'")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UserError("device=cuda: torch sees no CUDA device here; use cpu or auto")
         return torch.device(self.device)
 
     def to_toml(self) -> str:
-        """As a file that ``fedc2i run --config`` reads back; settings that are none are left out."""
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        values["options"] = {name: value for name, value in self.options.items() if value is not None}
-        return tomli_w.dumps(values)
+        """As a file that ``fedc2i run --config`` reads back; settings that are none are not written."""
+        own = {name: getattr(self, name) for name in names(RunSettings)}
+        values = {name: list(value) if name == "seeds" else value for name, value in own.items() if value is not None}
+        options = {name: value for name, value in self.options.items() if value is not None}
+        return tomli_w.dumps({**values, "options": options})
+
+    def decisive(self) -> dict[str, Any]:
+        """What decides the numbers of a single seed, for a cache key."""
+        return {name: value for name, value in asdict(self).items() if name not in names(RunSettings, numbers=False)}
+
+    def fixed(self) -> dict[str, Any]:
+        """What a resumed run must have as well."""
+        return {name: value for name, value in asdict(self).items() if name not in names(RunSettings, resume="free")}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -145,8 +185,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a TOML file ({one_line(error) or type(error).__name__})") from None
 
 
-def make(method: type[Method], values: Mapping[str, Any], where: str = "setting") -> Config:
-    """A checked configuration from loose values; method options may stand among them or under ``options``.
+def make(method: type[Method], values: Mapping[str, Any], where: str = "setting") -> RunSettings:
+    """Checked settings from loose values; method options may stand among them or under ``options``.
 
     Args:
         method: whose options are allowed.
@@ -156,8 +196,7 @@ def make(method: type[Method], values: Mapping[str, Any], where: str = "setting"
     Raises:
         UserError: for an unknown name, listing those allowed, or a value that does not fit.
     """
-    hints = typing.get_type_hints(Config)
-    own_hints = typing.get_type_hints(method)
+    hints, own_hints = type_hints(RunSettings), type_hints(method)
     own = options_of(method)
     nested = values.get("options", {})
     if not isinstance(nested, Mapping):
@@ -176,12 +215,12 @@ def make(method: type[Method], values: Mapping[str, Any], where: str = "setting"
             hint = nearest(name, ("method", *own, *run_settings()))
             everywhere = ", ".join(run_settings())
             raise UserError(f"unknown {where} '{one_line(name)}'{hint}; {allowed}; every run has {everywhere}")
-    return Config(**settings, options=options)
+    return RunSettings(**settings, options=options)
 
 
 def run_settings() -> tuple[str, ...]:
     """Names of the settings every run has."""
-    return tuple(part.name for part in fields(Config) if part.name not in ("method", "options"))
+    return tuple(name for name in names(RunSettings) if name != "method")
 
 
 def parse_seeds(value: Any) -> tuple[int, ...]:

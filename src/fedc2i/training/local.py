@@ -6,16 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedc2i.core.errors import UserError
-from fedc2i.core.options import check_at_least
 from fedc2i.core.params import Params
-from fedc2i.training.optimisers import Kind, Optimiser
+from fedc2i.training.settings import TrainingSettings
 
 
 def weighted_mean(values: Tensor, w: Tensor) -> Tensor:
@@ -39,51 +36,7 @@ class Batch(NamedTuple):
         return weighted_mean(values, self.w)
 
 
-@dataclass(frozen=True)
-class Training:
-    """How every client trains, whatever the method; the defaults are the paper's.
-
-    Attributes:
-        epochs: local epochs a round, at least 1.
-        batch_size: samples a step, at least 1.
-        optimizer: ``adam`` or ``sgd``; a fresh one every round.
-        lr: learning rate, above 0.
-        weight_decay: L2 penalty, at least 0.
-        momentum: of ``sgd``, in [0, 1).
-        drop_last: leave out an epoch's last batch if it is not full (never its only batch).
-    """
-
-    epochs: int = 2
-    batch_size: int = 32
-    optimizer: Kind = "adam"
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    drop_last: bool = False
-
-    def __post_init__(self) -> None:
-        check_at_least(self, 1, "epochs", "batch_size")
-        check_at_least(self, 0, "weight_decay")
-        if self.optimizer not in ("adam", "sgd"):
-            raise UserError(f"optimizer must be adam or sgd, got '{self.optimizer}'")
-        if not 0 < self.lr < float("inf"):
-            raise UserError(f"lr must be above 0, got {self.lr}")
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"momentum must be in [0, 1), got {self.momentum}")
-        if self.momentum and self.optimizer != "sgd":
-            raise UserError(f"momentum={self.momentum} is for optimizer=sgd, not {self.optimizer}")
-
-    def batches(self, samples: int) -> int:
-        """How many steps an epoch over ``samples`` takes."""
-        full, rest = divmod(samples, self.batch_size)
-        return full + (rest > 0 and not (self.drop_last and full > 0))
-
-    def new_optimiser(self, params: Sequence[Tensor]) -> Optimiser:
-        """A fresh optimiser over ``params``."""
-        return Optimiser(self.optimizer, params, self.lr, self.weight_decay, self.momentum)
-
-
-def draw_epochs(samples: int, training: Training, generator: torch.Generator) -> list[list[Tensor]]:
+def draw_epochs(samples: int, training: TrainingSettings, generator: torch.Generator) -> list[list[Tensor]]:
     """For every epoch its batches, each a tensor of sample indices, shuffled anew every epoch."""
     size = training.batch_size
     epochs = []
@@ -99,7 +52,7 @@ def train(
     trainable: Sequence[str],
     data: Batch,
     batches: Sequence[Tensor],
-    training: Training,
+    training: TrainingSettings,
     average: bool = False,
 ) -> Params:
     """One optimiser's worth of steps for one client.

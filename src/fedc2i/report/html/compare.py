@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +11,15 @@ import numpy as np
 from fedc2i.analysis.significance import bootstrap_interval
 from fedc2i.analysis.verdicts import Paired
 from fedc2i.core.errors import UserError
+from fedc2i.core.settings import names
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.report import tables
 from fedc2i.report.table import Row, Table
 from fedc2i.runs.results import Array, Result
+from fedc2i.runs.settings import RunSettings
 
 MOST_NAMED = 6  # seeds listed in a line
 MOST_COLUMNS = 12  # clients with a column of their own
-_NO_DIFFERENCE = (
-    *("method", "options", "seeds", "data_dir", "device", "executor", "workers", "clients_at_once"),
-    *("threads", "checkpoint_every", "ray_address"),
-)
 
 
 @dataclass(frozen=True)
@@ -211,9 +209,10 @@ def difference_table(results: Sequence[Result]) -> Table:
 
 def settings_that_differ(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
     """Settings of the run (not the method's own options) that are not the same everywhere, with each run's value."""
-    records = [asdict(one.config) for one in results]
-    return [
-        (name, [str(record[name]) for record in records])
-        for name in records[0]
-        if name not in _NO_DIFFERENCE and len({str(record[name]) for record in records}) > 1
-    ]
+    machine = {"method", *names(RunSettings, scope="machine")}
+    values = {
+        name: [str(getattr(one.config, name)) for one in results]
+        for name in names(RunSettings, numbers=True)
+        if name not in machine
+    }
+    return [(name, own) for name, own in values.items() if len(set(own)) > 1]

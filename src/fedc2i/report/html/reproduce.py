@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from fedc2i.core import plugins
 from fedc2i.core.options import options_of
+from fedc2i.core.settings import flags, names
 from fedc2i.data.sources import SOURCES
 from fedc2i.methods.base import Method
 from fedc2i.models import named
 from fedc2i.runs.results import Result
-from fedc2i.runs.settings import Config
+from fedc2i.runs.settings import RunSettings, run_settings
 
-FLAGS = ("data", "data_dir", "partition", "model", "rounds", "seeds", "topology", "device", "engine", "ray_address")
-SITE_FLAGS = ("model", "rounds", "seeds", "topology", "deadline", "min_sites", "wire")
-AT_SITES = ("data", "data_dir", "image_size", "partition", "data_seed", "device", "engine")  # settled by the sites
+AT_SITES = {*names(RunSettings, scope="data"), *names(RunSettings, scope="machine")}  # decided by each site
+ALWAYS = {*names(RunSettings, preset=True), "data", "seeds"}  # said even where they are the default
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,19 @@ class Recipe:
 
 def recipe(result: Result) -> Recipe:
     """The command line with every setting and option that differs from its default."""
-    config, default = result.config, Config()
+    config, default = result.config, RunSettings()
     real = config.engine == "flower"
     words = ["fedc2i", "coordinator", "start", "HUB"] if real else ["fedc2i", "run"]
     words.append(config.method)
     pairs: list[str] = []
-    for part in fields(Config):
-        name, value = part.name, getattr(config, part.name)
-        if name in ("method", "options", *(AT_SITES if real else ())):
+    flagged = {own.name: own.flag for own in flags(RunSettings, "coordinator" if real else "run")}
+    for name in run_settings():
+        value = getattr(config, name)
+        if real and name in {*AT_SITES, "data_seed", "engine"}:
             continue
-        if name in (SITE_FLAGS if real else FLAGS):
-            always = ("model", "rounds", "seeds", *SITE_FLAGS) if real else ("data", "model", "rounds", "seeds")
-            if value is not None and (name in always or value != getattr(default, name)):
-                words += [f"--{name.replace('_', '-')}", _text(value)]
+        if name in flagged:
+            if value is not None and (real or name in ALWAYS or value != getattr(default, name)):
+                words += [flagged[name], _text(value)]
         elif value != getattr(default, name):
             pairs.append(f"{name}={_text(value)}")
     pairs += [f"{name}={_text(value)}" for name, value in _own_options(result.method)]
@@ -68,7 +68,7 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
-def _caveat(config: Config) -> str:
+def _caveat(config: RunSettings) -> str:
     if config.engine == "flower":
         return (
             "The data lies at the sites: HUB is the coordinator's folder, and the same sites must be admitted and up. "

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedc2i.core.params import Params, Stacked
 from fedc2i.engine.executors.stacked.cuda_graph import record
-from fedc2i.training.local import Batch, Training
+from fedc2i.training.local import Batch
+from fedc2i.training.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Stepper:
         loss: Callable[[Params, Batch, Any], Tensor],
         trainable: Sequence[str],
         data: Batch,
-        training: Training,
+        training: TrainingSettings,
         context_dims: Any,
         average: bool = False,
     ) -> None:
