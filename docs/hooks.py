@@ -130,9 +130,21 @@ def _read(path: Path) -> str:
 
 
 def _notebook(content: dict[str, Any]) -> str:
-    """Its text and code, without outputs."""
+    """Its text, code and outputs."""
     parts = []
     for cell in content["cells"]:
         text = "".join(cell["source"])
         parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        parts += [_output(output) for output in cell.get("outputs", ())]
     return "\n\n".join(parts) + "\n"
+
+
+def _output(output: dict[str, Any]) -> str:
+    """A picture, a table, or text, whichever a notebook would show."""
+    data = {kind: "".join(text) for kind, text in output.get("data", {}).items()}
+    if "image/png" in data:
+        return f'<img alt="Output of the cell above" src="data:image/png;base64,{data["image/png"].strip()}">'
+    if "text/html" in data:
+        return f"<div>\n{data['text/html']}\n</div>"
+    text = "".join(output.get("text", data.get("text/plain", "")))
+    return f"```text\n{text.rstrip()}\n```"
