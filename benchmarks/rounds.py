@@ -20,7 +20,7 @@ from fedc2i.core.params import stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.base import ClientBatch
-from fedc2i.engine.executors.workers.executor import Workers
+from fedc2i.engine.executors.workers.executor import WorkersExecutor
 from fedc2i.engine.executors.workers.pool import cores, lease
 from fedc2i.engine.records import Round
 from fedc2i.engine.settings import EngineSettings
@@ -93,7 +93,7 @@ def influence_steps(federation: Federation, times: int) -> Laps:
     everyone = tuple(range(len(data)))
     models = stack([model.init(0, m) for m in everyone])
     recipe = RunContext(FedC2I(), model, TrainingSettings(), rounds=1, seed=0)
-    executor = Workers(lease(min(cores(), len(data))), [recipe], data)
+    executor = WorkersExecutor(lease(min(cores(), len(data))), [recipe], data)
     seconds = []
     for number in range(1, times + 1):
         turn = ClientBatch(recipe, everyone, models, Download(shared=relay(models), clients=everyone), number)

@@ -18,7 +18,7 @@ from fedc2i.engine import checkpoint_file
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
-from fedc2i.engine.state import Start, ends_of
+from fedc2i.engine.state import ResumePoint, last_rounds
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.training.settings import TrainingSettings
@@ -71,16 +71,16 @@ def assert_goes_on(
     def keep(number: int, is_last: bool, state: Callable[[], Any]) -> None:
         checkpoint_file.save(folder / str(number), number, *state())
 
-    whole = simulate(method, model, federation, how, seeds, device, reports.append, keep=keep)
+    whole = simulate(method, model, federation, how, seeds, device, reports.append, on_state=keep)
     for cut in range(1, max(report.round for report in reports) + 1):
         saved = checkpoint_file.load(folder / str(cut))
         assert saved is not None
-        assert ends_of(saved.values, cut).keys() == set(seeds)
+        assert last_rounds(saved.values, cut).keys() == set(seeds)
         before = [report for report in reports if report.round <= cut]
         last = {report.seed: report for report in before}
         after: list[Round] = []
-        start = Start(saved.round, saved.tensors, saved.values, last)
-        assert_same_end(simulate(method, model, federation, how, seeds, device, after.append, start=start), whole)
+        start = ResumePoint(saved.round, saved.tensors, saved.values, last)
+        assert_same_end(simulate(method, model, federation, how, seeds, device, after.append, resume=start), whole)
         assert [without_time(own)["round"] for own in after] == [own.round for own in reports if own.round > cut]
         for got, want in zip(before + after, reports, strict=True):
             assert same(without_time(got), without_time(want))

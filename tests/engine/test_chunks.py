@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedc2i.engine.client import RunContext
-from fedc2i.engine.executors.base import ClientBatch, Received, Trained
-from fedc2i.engine.executors.stacked.chunks import in_parts
+from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
+from fedc2i.engine.executors.stacked.chunks import in_chunks
 from fedc2i.methods.base import Download
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models.model import Model
@@ -28,9 +28,9 @@ def double(seen: list[list[tuple[int, tuple[int, ...]]]]) -> Callable[[list[Clie
     """Doubles every model, and notes which clients of which seeds came together."""
 
     def compute(part: list[ClientBatch]) -> list[Trained]:
-        seen.append([(own.recipe.seed, own.clients) for own in part])
+        seen.append([(own.context.seed, own.clients) for own in part])
         for own in part:
-            assert own.params["w"].flatten().tolist() == [100.0 * own.recipe.seed + m for m in own.clients]
+            assert own.params["w"].flatten().tolist() == [100.0 * own.context.seed + m for m in own.clients]
         return [
             Trained({"w": 2 * own.params["w"]}, {"u": -own.params["w"]}, [{"accuracy": float(m)} for m in own.clients])
             for own in part
@@ -54,7 +54,7 @@ def test_whole_seeds_while_they_fit_else_some_clients(
     at_once: int, want: list[list[tuple[int, tuple[int, ...]]]], model: Model
 ) -> None:
     seen: list[list[tuple[int, tuple[int, ...]]]] = []
-    results = in_parts([turn(model, s, (0, 1, 2)) for s in range(3)], at_once, double(seen))
+    results = in_chunks([turn(model, s, (0, 1, 2)) for s in range(3)], at_once, double(seen))
     assert seen == want
     assert max(sum(len(clients) for _, clients in part) for part in seen) <= at_once
     for s, result in enumerate(results):
@@ -75,7 +75,7 @@ def test_only_what_can_be_stacked_comes_together(at_once: int, model: Model) -> 
         turn(model, 5, (1, 2), torch.zeros(2)),
     ]
     seen: list[list[tuple[int, tuple[int, ...]]]] = []
-    results = in_parts(turns, at_once, double(seen))
+    results = in_chunks(turns, at_once, double(seen))
     for own, result in zip(turns, results, strict=True):
         assert torch.equal(result.params["w"], 2 * own.params["w"])
         assert result.metrics == [{"accuracy": float(m)} for m in own.clients]
@@ -86,20 +86,20 @@ def test_only_what_can_be_stacked_comes_together(at_once: int, model: Model) -> 
 def test_seeds_of_a_model_that_draws_random_numbers_stay_apart(make_model: Callable[..., Model]) -> None:
     seen: list[list[tuple[int, tuple[int, ...]]]] = []
     model = make_model(dropout=0.5)
-    in_parts([turn(model, s, (0, 1)) for s in range(2)], 10**9, double(seen))
+    in_chunks([turn(model, s, (0, 1)) for s in range(2)], 10**9, double(seen))
     assert seen == [[(0, (0, 1))], [(1, (0, 1))]]
 
 
 def test_diagnostics_and_scores_are_joined(model: Model) -> None:
-    def compute(part: list[ClientBatch]) -> list[Received]:
-        return [Received(own.params, {"d": own.params["w"].expand(-1, 2)}, []) for own in part]
+    def compute(part: list[ClientBatch]) -> list[Personalised]:
+        return [Personalised(own.params, {"d": own.params["w"].expand(-1, 2)}, []) for own in part]
 
-    (result,) = in_parts([turn(model, 1, (0, 1, 2))], 2, compute)
-    assert result.report["d"].tolist() == [[100, 100], [101, 101], [102, 102]]
+    (result,) = in_chunks([turn(model, 1, (0, 1, 2))], 2, compute)
+    assert result.diagnostics["d"].tolist() == [[100, 100], [101, 101], [102, 102]]
     assert result.metrics == []
 
 
 def test_a_result_of_one_piece_is_not_copied(model: Model) -> None:
     own = turn(model, 0, (0, 1))
-    (result,) = in_parts([own], 10**9, lambda part: [Trained(part[0].params, {}, [])])
+    (result,) = in_chunks([own], 10**9, lambda part: [Trained(part[0].params, {}, [])])
     assert result.params["w"].data_ptr() == own.params["w"].data_ptr()

@@ -179,7 +179,7 @@ def history(method: Method, model: Model, federation: Federation, settings: Engi
         for k, one in enumerate(data):
             own[k], sent, _ = one_round(LocalClient(recipe, one), own[k], downloads[-1], k, number, settings)
             uploads.append(sent)
-        server.receive(range(len(data)), stack(uploads), number)
+        server.mailbox.receive(range(len(data)), stack(uploads), number)
         downloads.append(server.combine(number))
     return downloads[:-1]
 
@@ -192,7 +192,7 @@ def one_round(
     start = client.personalise(own, received, position, number - 1)[0] if number > 1 else own
     trained = client.train(start, received, position, number)
     upload = client.upload(trained, start, received, position, number)
-    sent = protect(stack([upload]), [client.data.name], number, client.recipe, settings, lambda k: received)
+    sent = protect(stack([upload]), [client.data.name], number, client.context, settings, lambda k: received)
     return trained, row(sent, 0), start
 
 
@@ -200,7 +200,7 @@ def replay(
     client: LocalClient, downloads: list[Download], settings: EngineSettings
 ) -> list[tuple[Params, Params, Params]]:
     """The first client's rounds on what the server sent in another course of events."""
-    own, found = client.recipe.first_model(client.data.name, settings.init), []
+    own, found = client.context.first_model(client.data.name, settings.init), []
     for number, download in enumerate(downloads, 1):
         own, sent, start = one_round(client, own, download, 0, number, settings)
         found.append((own, sent, start))

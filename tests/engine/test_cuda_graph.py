@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedc2i.engine.executors.stacked.cuda_graph import Recorded, record
+from fedc2i.engine.executors.stacked.cuda_graph import GraphedFunction, capture
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda")
@@ -27,14 +27,14 @@ def test_on_a_cpu_it_is_the_function() -> None:
         calls.append(1)
         return x + len(calls)
 
-    recorded = Recorded(count, torch.device("cpu"))
+    recorded = GraphedFunction(count, torch.device("cpu"))
     assert [recorded(torch.zeros(())).item() for _ in range(3)] == [1, 2, 3]
 
 
 @needs_cuda
 @pytest.mark.parametrize("mode", ["plus", "minus"])
 def test_a_replay_computes_from_its_own_inputs(mode: str) -> None:
-    recorded = Recorded(nested, CUDA)
+    recorded = GraphedFunction(nested, CUDA)
     results = []
     for number in (1.0, 2.0, 3.0):
         inputs = {"a": torch.full((4,), number, device=CUDA), "b": torch.arange(6.0, device=CUDA) * number}
@@ -54,7 +54,7 @@ def test_it_runs_as_a_recording_not_as_python() -> None:
         calls.append(1)
         return x * 2
 
-    recorded = Recorded(work, CUDA)
+    recorded = GraphedFunction(work, CUDA)
     for number in range(5):
         assert recorded(torch.full((3,), float(number), device=CUDA)).tolist() == [2.0 * number] * 3
     assert len(calls) == 2  # once to set things up, once to record
@@ -65,7 +65,7 @@ def test_work_that_waits_for_the_gpu_runs_unrecorded_with_a_warning() -> None:
     def impatient(x: Tensor) -> Tensor:
         return x * 2 if x.sum().item() > 0 else x * 3
 
-    recorded = Recorded(impatient, CUDA)
+    recorded = GraphedFunction(impatient, CUDA)
     with pytest.warns(UserWarning, match="a step cannot be recorded and runs unrecorded, which is slower: "):
         assert recorded(torch.ones(2, device=CUDA)).tolist() == [2, 2]
     with warnings.catch_warnings():
@@ -75,7 +75,7 @@ def test_work_that_waits_for_the_gpu_runs_unrecorded_with_a_warning() -> None:
 
 @needs_cuda
 def test_nothing_to_record_is_no_warning() -> None:
-    recorded = Recorded(lambda x: x, CUDA)
+    recorded = GraphedFunction(lambda x: x, CUDA)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert recorded(torch.ones(2, device=CUDA)).tolist() == [1, 1]
@@ -88,4 +88,4 @@ def test_running_out_of_memory_is_passed_on() -> None:
         return torch.empty(2**60, device=CUDA)
 
     with pytest.raises(torch.OutOfMemoryError):
-        record(greedy)
+        capture(greedy)

@@ -22,9 +22,9 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine import simulator
 from fedc2i.engine.checks import check
 from fedc2i.engine.client import ClientData, RunContext
-from fedc2i.engine.executors.looped import Looped
+from fedc2i.engine.executors.looped import LoopedExecutor
 from fedc2i.engine.executors.stacked.compatibility import obstacle
-from fedc2i.engine.executors.stacked.executor import Stacked
+from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.executors.stacked.memory_estimate import bytes_of_a_step, clients_that_fit
 from fedc2i.engine.records import Outcome
 from fedc2i.engine.settings import EngineSettings
@@ -300,7 +300,7 @@ def test_single_precision_where_double_cannot_run() -> None:
     assert obstacle(model, (3, 16, 16)) is None
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("branch on a value", Looped), ("batch norm", Stacked)])
+@pytest.mark.parametrize(("kind", "kept"), [("branch on a value", LoopedExecutor), ("batch norm", StackedExecutor)])
 def test_auto_takes_the_loop_by_itself(
     kind: str, kept: type, uneven: Federation, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -314,7 +314,7 @@ def test_auto_takes_the_loop_by_itself(
     expected = (
         f"executor=auto: looped, because model 'custom' {CANNOT} (It looks like you're attempting to use a Tensor"
     )
-    assert [line.startswith(expected) for line in said] == ([True] if kept is Looped else [])
+    assert [line.startswith(expected) for line in said] == ([True] if kept is LoopedExecutor else [])
 
 
 # What no executor can compute.
@@ -507,13 +507,13 @@ def test_bytes_of_a_step_by_hand() -> None:
 
 def test_fewer_clients_at_a_time_where_memory_is_short(uneven: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     model = split(lambda: flat().double(), head="3")
-    want, whole, parts = run(model, uneven, "stacked"), Stacked._train, []
+    want, whole, parts = run(model, uneven, "stacked"), StackedExecutor._train, []
 
-    def train(executor: Stacked, part: Any, evaluate: bool) -> Any:
+    def train(executor: StackedExecutor, part: Any, evaluate: bool) -> Any:
         parts.append(sum(len(turn.clients) for turn in part))
         return whole(executor, part, evaluate)
 
-    monkeypatch.setattr(Stacked, "_train", train)
+    monkeypatch.setattr(StackedExecutor, "_train", train)
     monkeypatch.setattr(memory, "available", lambda: 3 * bytes_of_a_step(model, (3, 16, 16), 5))
     assert clients_that_fit(model, (3, 16, 16), samples=5) == 2
     assert distance(run(model, uneven, "stacked"), want) < 1e-12

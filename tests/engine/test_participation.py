@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fedc2i.engine.participation import Patience, choose
+from fedc2i.engine.participation import EarlyStopping, choose
 from fedc2i.engine.records import Round
 from fedc2i.engine.settings import EngineSettings
 
@@ -34,8 +34,8 @@ def scored(accuracy: float, point: str = "trained") -> Round:
 
 
 def ends(patience: int, *accuracies: float) -> list[bool]:
-    course = Patience(patience)
-    return [course.is_over(scored(own), "trained") for own in accuracies]
+    course = EarlyStopping(patience)
+    return [course.should_stop(scored(own), "trained") for own in accuracies]
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_it_is_over_when_the_accuracy_has_not_risen(
 
 
 def test_only_the_methods_own_point_counts() -> None:
-    course = Patience(1)
-    assert [course.is_over(scored(own, "received"), "received") for own in (10, 20, 19)] == [False, False, True]
+    course = EarlyStopping(1)
+    assert [course.should_stop(scored(own, "received"), "received") for own in (10, 20, 19)] == [False, False, True]
 
 
 def test_its_state_is_enough_to_go_on() -> None:
-    first, second = Patience(2), Patience(2)
+    first, second = EarlyStopping(2), EarlyStopping(2)
     for own in (50, 40):
-        first.is_over(scored(own), "trained")
+        first.should_stop(scored(own), "trained")
     second.state = first.state
-    assert second.is_over(scored(45), "trained")
+    assert second.should_stop(scored(45), "trained")

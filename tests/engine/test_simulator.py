@@ -18,8 +18,8 @@ from fedc2i.core.params import Params, row, rows, size_in_bytes, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch
-from fedc2i.engine.executors.looped import Looped
-from fedc2i.engine.executors.stacked.executor import Stacked as StackedExecutor
+from fedc2i.engine.executors.looped import LoopedExecutor
+from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Server
 from fedc2i.engine.settings import EngineSettings
@@ -231,7 +231,7 @@ def test_the_order_in_which_clients_are_processed_does_not_matter(
 ) -> None:
     method, model, order = Method.registry[name](), make_model(dropout=dropout, layer_norm=True), [2, 0, 1]
     data = [ClientData.place(client, 4, CPU) for client in federation.clients]
-    recipe, executor = RunContext(method, model, TRAINING, rounds=2, seed=0), Looped(data)
+    recipe, executor = RunContext(method, model, TRAINING, rounds=2, seed=0), LoopedExecutor(data)
     starts = stack([method.setup(model.init(0), model)] * 3)
 
     def once(clients: list[int]) -> tuple[Params, Params]:
@@ -240,7 +240,7 @@ def test_the_order_in_which_clients_are_processed_does_not_matter(
         )
         back = [clients.index(m) for m in range(3)]
         server = Server(method, torch.tensor([12, 20, 7]), starts)
-        server.receive(clients, trained.uploads, 1)
+        server.mailbox.receive(clients, trained.uploads, 1)
         turn = ClientBatch(recipe, tuple(clients), trained.params, server.combine(1), 1)
         (received,) = executor.personalise([turn], evaluate=False)
         return rows(trained.params, back), rows(received.params, back)
@@ -694,14 +694,14 @@ def test_the_server_s_state_opens_with_the_mean_of_the_first_models_and_is_carri
     assert Server(Remembers(), torch.tensor([1, 9]), first).state == {"calls": 20.0}
     server = Server(Mirror(), torch.tensor([1, 1]), first)
     for number in (1, 2, 3):
-        server.receive([0, 1], {"w": torch.ones(2, 1)}, number)
+        server.mailbox.receive([0, 1], {"w": torch.ones(2, 1)}, number)
         server.combine(number)
     assert server.state["calls"] == 3
 
 
 def test_a_scalar_upload_is_accepted() -> None:
     server = Server(FedAvg(), torch.tensor([1, 1]), {"temperature": torch.ones(2)})
-    assert server.receive([0, 1], {"temperature": torch.tensor([1.0, torch.nan])}, 1) == [1]
+    assert server.mailbox.receive([0, 1], {"temperature": torch.tensor([1.0, torch.nan])}, 1) == {1: "not finite"}
     assert server.combine(1).shared["temperature"] == 1.0
 
 

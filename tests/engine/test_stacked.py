@@ -19,8 +19,8 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
 from fedc2i.engine.executors.base import ClientBatch
-from fedc2i.engine.executors.stacked.cuda_graph import Recorded
-from fedc2i.engine.executors.stacked.executor import Stacked
+from fedc2i.engine.executors.stacked.cuda_graph import GraphedFunction
+from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.executors.stacked.steps import Stepper
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.settings import EngineSettings
@@ -168,9 +168,9 @@ class Memory:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
         self.room, self.sizes, self.failures = room, [], 0
-        real = Stacked._context
+        real = StackedExecutor._site_tensors
 
-        def context(executor: Stacked, part: list[ClientBatch]) -> Any:
+        def context(executor: StackedExecutor, part: list[ClientBatch]) -> Any:
             clients = sum(len(turn.clients) for turn in part)
             if clients > self.room:
                 self.failures += 1
@@ -179,7 +179,7 @@ class Memory:
             return real(executor, part)
 
         self.sizes: list[int]
-        monkeypatch.setattr(Stacked, "_context", context)
+        monkeypatch.setattr(StackedExecutor, "_site_tensors", context)
 
 
 @pytest.mark.parametrize(("room", "failures"), [(8, 0), (7, 1), (4, 1), (3, 2), (2, 2), (1, 3)])
@@ -214,15 +214,15 @@ def test_out_of_memory_in_the_middle_of_a_step(
 ) -> None:
     """What was done of the step is done again, from the same starts: of training, of receiving, in a later round."""
     both = partial(run, FedC2I(), normed, make_federation(sizes=SIZES), seeds=(0, 5), rounds=2, clients_at_once=2)
-    want, real, parts = both(), Stacked._context, Counter[int]()
+    want, real, parts = both(), StackedExecutor._site_tensors, Counter[int]()
 
-    def context(executor: Stacked, part: list[ClientBatch]) -> Any:
+    def context(executor: StackedExecutor, part: list[ClientBatch]) -> Any:
         parts[len(part[0].clients)] += 1
         if parts.total() == when:
             raise torch.OutOfMemoryError
         return real(executor, part)
 
-    monkeypatch.setattr(Stacked, "_context", context)
+    monkeypatch.setattr(StackedExecutor, "_site_tensors", context)
     assert_close_runs(both(), want, rtol=1e-8)
     assert parts[1] > 0
     assert parts[2] == when  # single clients from then on
@@ -239,10 +239,10 @@ def test_a_client_that_does_not_fit_alone_is_one_line(
 
 
 def test_any_other_error_is_passed_on(normed: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(executor: Stacked, part: list[ClientBatch]) -> Any:
+    def broken(executor: StackedExecutor, part: list[ClientBatch]) -> Any:
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(Stacked, "_context", broken)
+    monkeypatch.setattr(StackedExecutor, "_site_tensors", broken)
     with pytest.raises(RuntimeError, match="something else"):
         run(FedAvg(), normed, federation)
 
@@ -306,16 +306,18 @@ ROUND_READERS = {
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts what the executor makes, by the kind of work."""
-    counter, real = Counter[str](), Stacked._made_once
+    counter, real = Counter[str](), StackedExecutor._cached
 
-    def made_once(executor: Stacked, turn: ClientBatch, kind: Any, context: Any, make: Callable[[], Any]) -> Any:
+    def made_once(
+        executor: StackedExecutor, turn: ClientBatch, kind: Any, context: Any, make: Callable[[], Any]
+    ) -> Any:
         def counted() -> Any:
             counter[str(kind[0])] += 1
             return make()
 
         return real(executor, turn, kind, context, counted)
 
-    monkeypatch.setattr(Stacked, "_made_once", made_once)
+    monkeypatch.setattr(StackedExecutor, "_cached", made_once)
     return counter
 
 
@@ -331,7 +333,7 @@ def test_a_method_that_reads_the_round(
         assert_close_runs(({0: looped[0][0]}, [own for own in looped[1] if own.seed == 0]), plain, rtol=1e-8)
 
 
-def test_functions_are_made_once_for_the_first_round_and_once_for_the_others(
+def test_functions_are_cached_for_the_first_round_and_once_for_the_others(
     normed: Model, federation: Federation, made: Counter[str]
 ) -> None:
     """Before the first exchange nothing was received, which makes another function of everything but personalise."""
@@ -358,16 +360,16 @@ def test_what_shapes_of_earlier_rounds_needed_is_given_up(
     normed: Model, make_federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that knows more clients every round relays larger stacks; old recordings would fill the memory."""
-    kept, real = [], Stacked._made_once
+    kept, real = [], StackedExecutor._cached
 
-    def made_once(executor: Stacked, turn: ClientBatch, *args: Any) -> Any:
-        before = set(executor._made)
+    def made_once(executor: StackedExecutor, turn: ClientBatch, *args: Any) -> Any:
+        before = set(executor._cache)
         made = real(executor, turn, *args)
-        if executor._made.keys() - before:
-            kept.append({own.used for own in executor._made.values()} - {turn.round, turn.round - 1})
+        if executor._cache.keys() - before:
+            kept.append({own.used for own in executor._cache.values()} - {turn.round, turn.round - 1})
         return made
 
-    monkeypatch.setattr(Stacked, "_made_once", made_once)
+    monkeypatch.setattr(StackedExecutor, "_cached", made_once)
     run(FedC2I(), normed, make_federation(sizes=(9,) * 8), rounds=6, clients_per_round=1)
     assert len(kept) > 6
     assert not any(kept)
@@ -379,7 +381,7 @@ def test_nothing_outlives_a_run_until_garbage_is_collected(normed: Model, federa
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            for kind in (Stepper, Recorded, Stacked):
+            for kind in (Stepper, GraphedFunction, StackedExecutor):
                 patch.setattr(kind, "__init__", _noted(kind.__init__, made))
             run(FedC2I(), normed, federation, rounds=3)
         assert not list(made)
@@ -448,7 +450,7 @@ def test_nothing_to_train(normed: Model, federation: Federation) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_on_a_gpu_as_on_a_cpu(name: str, convolutional: Model, make_federation: Callable[..., Federation]) -> None:
-    """Recorded and replayed, against one client after the other without any recording."""
+    """GraphedFunction and replayed, against one client after the other without any recording."""
     federation, method, reports = make_federation(sizes=SIZES, validation=3), Method.registry[name](), []
     settings = EngineSettings(rounds=4, executor="stacked", **vars(TRAINING))
     outcomes = simulate(method, convolutional, federation, settings, (0, 5), "cuda", on_round=reports.append)

@@ -17,7 +17,7 @@ from fedc2i.core.params import size_in_bytes
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
-from fedc2i.engine.state import Start, size_of_state
+from fedc2i.engine.state import ResumePoint, state_size
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.training.settings import TrainingSettings
 from method_checks import OF_THEIR_OWN
@@ -101,7 +101,7 @@ def test_what_was_told_counts_in_the_upload_behind_an_interruption(
     assert_goes_on(tmp_path, method, model, federation, rounds=2)
     saved = checkpoint_file.load(tmp_path / "1")
     assert saved is not None
-    assert saved.values["0"]["bytes_told"] > 0
+    assert saved.values["0"]["report_bytes"] > 0
 
 
 def test_a_client_with_unusable_uploads_goes_on(
@@ -135,7 +135,7 @@ def test_what_is_the_same_is_written_once(
 def test_the_size_of_a_state_by_hand(
     settings: dict[str, Any], models: int, federation: Federation, model: Model
 ) -> None:
-    found = size_of_state(FedAvg(), model, federation, EngineSettings(rounds=3, **settings), (0, 1))
+    found = state_size(FedAvg(), model, federation, EngineSettings(3, **settings), (0, 1))
     assert found == 2 * models * size_in_bytes(model.init(0))
 
 
@@ -146,4 +146,6 @@ def test_the_state_of_another_model_is_refused(
     saved = checkpoint_file.load(tmp_path / "1")
     assert saved is not None
     with pytest.raises(UserError, match="the checkpoint after round 1 is of another model or of other clients"):
-        simulate(FedAvg(), make_model(bias=False), federation, EngineSettings(rounds=3), [0], start=Start(*saved, {}))
+        simulate(
+            FedAvg(), make_model(bias=False), federation, EngineSettings(rounds=3), [0], resume=ResumePoint(*saved, {})
+        )

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedc2i.core import seeding
 from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.engine.executors.stacked.steps import Stepper, Steps, plan_steps
-from fedc2i.engine.executors.stacked.vmap_rules import Lifted
+from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch, draw_epochs, pad, train
 from fedc2i.training.settings import TrainingSettings
@@ -61,7 +61,7 @@ def cross_entropy(model: Model) -> Callable[[Params, Batch, Context], Tensor]:
     """Pulled towards a point of the client's own, by a strength of the seed's."""
 
     def loss(params: Params, batch: Batch, context: Context) -> Tensor:
-        with Lifted(batch.w):
+        with VmapRules(batch.w):
             logits = model.head(params, model.features(params, batch.x, training=True))
         pull = context["strength"] * (params["head.weight"] - context["target"]).square().sum()
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none")) + pull

@@ -19,13 +19,13 @@ from fedc2i.core.params import Params, Stacked, floating, row, size_in_bytes
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.executors.base import ClientBatch, Received, Trained
-from fedc2i.engine.executors.looped import Looped
+from fedc2i.engine.executors.looped import LoopedExecutor
 from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Server
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
-from fedc2i.engine.topology import MOST_BYTES, Circle, Topology, parse
+from fedc2i.engine.topology import MOST_BYTES, ReceiverGroup, Topology, parse
 from fedc2i.methods.base import Method, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -86,12 +86,12 @@ def assert_same_run(one: Run, two: Run) -> None:
 def test_full_is_one_circle_of_all() -> None:
     topology = parse("full", NAMES, 0)
     assert topology == Topology(((0, 1, 2, 3),) * 4)
-    assert topology.circles() == (Circle((0, 1, 2, 3), (0, 1, 2, 3)),)
+    assert topology.groups() == (ReceiverGroup((0, 1, 2, 3), (0, 1, 2, 3)),)
 
 
 def test_ring_by_hand() -> None:
     assert parse("ring", "abcde", 0).sources == RING
-    assert parse("ring", "abcde", 0).circles() == tuple(Circle((m,), own) for m, own in enumerate(RING))
+    assert parse("ring", "abcde", 0).groups() == tuple(ReceiverGroup((m,), own) for m, own in enumerate(RING))
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3])
@@ -152,7 +152,11 @@ def test_a_file_says_what_a_word_says(text: str, tmp_path: Path) -> None:
 
 def test_clients_with_the_same_sources_share_a_circle(tmp_path: Path) -> None:
     topology = parse(write(tmp_path, "a: c\nb: d\nc: a\nd: b, c"), NAMES, 0)
-    assert topology.circles() == (Circle((0, 2), (0, 2)), Circle((1,), (1, 3)), Circle((3,), (1, 2, 3)))
+    assert topology.groups() == (
+        ReceiverGroup((0, 2), (0, 2)),
+        ReceiverGroup((1,), (1, 3)),
+        ReceiverGroup((3,), (1, 2, 3)),
+    )
 
 
 GOOD = "b:\nc:\nd:\n"
@@ -248,12 +252,12 @@ class Tap:
 @pytest.fixture
 def tap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tap]:
     """Starts a new record of what a looped executor computes."""
-    train, personalise = Looped.train, Looped.personalise
+    train, personalise = LoopedExecutor.train, LoopedExecutor.personalise
 
     def start() -> Tap:
         seen = Tap()
 
-        def train_and_note(self: Looped, turns: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
+        def train_and_note(self: LoopedExecutor, turns: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
             seen.turns.append(len(turns))
             results = train(self, turns, evaluate)
             for k, (turn, result) in enumerate(zip(turns, results, strict=True)):
@@ -267,7 +271,7 @@ def tap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tap]:
             (client,) = turn.clients
             return seen.tamper(client, uploads)
 
-        def personalise_and_note(self: Looped, turns: Sequence[ClientBatch], evaluate: bool) -> list[Received]:
+        def personalise_and_note(self: LoopedExecutor, turns: Sequence[ClientBatch], evaluate: bool) -> list[Received]:
             results = personalise(self, turns, evaluate)
             for turn, result in zip(turns, results, strict=True):
                 seen.mail |= {(turn.round, m): turn.download.to(m) for m in turn.clients}
@@ -275,8 +279,8 @@ def tap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tap]:
                 seen.starts |= {(turn.round, m): row(result.params, n) for n, m in enumerate(turn.clients)}
             return results
 
-        monkeypatch.setattr(Looped, "train", train_and_note)
-        monkeypatch.setattr(Looped, "personalise", personalise_and_note)
+        monkeypatch.setattr(LoopedExecutor, "train", train_and_note)
+        monkeypatch.setattr(LoopedExecutor, "personalise", personalise_and_note)
         return seen
 
     return start
@@ -624,10 +628,10 @@ def test_influence_of_neighbours_not_heard_of_yet_is_nan(
 def test_a_server_of_a_circle_reads_nothing_else() -> None:
     samples, models = torch.tensor([1, 2, 3]), {"w": torch.zeros(3, 1)}
     server = Server(method := NotingAll(), samples, models, sources=(0, 2))
-    server.receive([1], {"w": torch.tensor([[5.0]])}, 1)
+    server.mailbox.receive([1], {"w": torch.tensor([[5.0]])}, 1)
     assert server.combine(1).shared == {}
     assert method.seen == []
-    server.receive([1, 2], {"w": torch.tensor([[7.0], [9.0]])}, 2)
+    server.mailbox.receive([1, 2], {"w": torch.tensor([[7.0], [9.0]])}, 2)
     assert server.combine(2).shared["w"].item() == 9
     assert method.seen[0].samples.tolist() == [3]
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.testing import assert_close
 
 from fedc2i.engine.executors.stacked import vmap_rules
-from fedc2i.engine.executors.stacked.vmap_rules import Lifted
+from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 
 SEEDS, CLIENTS = 2, 3
 GEOMETRIES: list[dict[str, Any]] = [
@@ -44,10 +44,10 @@ def by_hand(x: Tensor, weight: Tensor, bias: Tensor | None, **geometry: Any) -> 
 
 
 def lifted(x: Tensor, weight: Tensor, bias: Tensor | None, **geometry: Any) -> Tensor:
-    """The same, by a double vmap within `Lifted`."""
+    """The same, by a double vmap within `VmapRules`."""
 
     def one(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        with Lifted():
+        with VmapRules():
             return F.conv2d(x, weight, bias, **geometry)
 
     dims = (0, 0, None if bias is None else 0)
@@ -115,7 +115,7 @@ def test_convolutions_in_single_precision(channels: int, geometry: dict[str, Any
 def test_images_of_one_pixel_or_one_line(side: tuple[int, int]) -> None:
     """As behind a global mean; their strides in memory may be anything."""
     x, weight = noise(2, 8, *side, dtype=torch.float32), noise(3, 8, 1, 1, seed=1, dtype=torch.float32)
-    with Lifted():
+    with VmapRules():
         assert_close(F.conv2d(x, weight), torch.einsum("bchw,oc->bohw", x, weight[:, :, 0, 0]))
         pooled = x.mean((2, 3), keepdim=True)
         assert_close(F.conv2d(pooled, weight), torch.einsum("bchw,oc->bohw", pooled, weight[:, :, 0, 0]))
@@ -125,7 +125,7 @@ def test_images_that_start_anywhere_in_memory() -> None:
     memory = noise(2 * 5 * 5 * 4 + 1, dtype=torch.float32)
     x, weight = memory[1:].reshape(2, 5, 5, 4).permute(0, 3, 1, 2), noise(3, 4, 3, 3, seed=1, dtype=torch.float32)
     want = F.conv2d(x, weight)
-    with Lifted():
+    with VmapRules():
         assert_close(F.conv2d(x, weight), want, rtol=1e-4, atol=1e-4)
 
 
@@ -145,7 +145,7 @@ def test_images_that_all_clients_share() -> None:
     x, weight = noise(2, 3, 8, 8), noise(SEEDS, CLIENTS, 4, 3, 3, 3, seed=1)
 
     def loss(weight: Tensor, x: Tensor) -> Tensor:
-        with Lifted():
+        with VmapRules():
             return F.conv2d(x, weight, padding=1).square().sum()
 
     both = vmap(vmap(grad(loss), in_dims=(0, None)), in_dims=(0, None))(weight, x)
@@ -159,7 +159,7 @@ def test_second_derivatives() -> None:
     x, weight = noise(2, 2, 6, 6).requires_grad_(), noise(3, 2, 3, 3, seed=1).requires_grad_()
 
     def convolve(x: Tensor, weight: Tensor) -> Tensor:
-        with Lifted():
+        with VmapRules():
             return F.conv2d(x, weight, stride=2, padding=1)
 
     assert torch.autograd.gradgradcheck(convolve, (x, weight))
@@ -180,7 +180,7 @@ def test_other_convolutions_are_left_to_torch(
     x: tuple[int, ...], weight: tuple[int, ...], options: dict[str, Any], products: _Spy
 ) -> None:
     images, kernel = noise(*x), noise(*weight, seed=1)
-    with Lifted():
+    with VmapRules():
         got = F.conv2d(images, kernel, **options)
     assert torch.equal(got, F.conv2d(images, kernel, **options))
     assert products.calls == 0
@@ -188,7 +188,7 @@ def test_other_convolutions_are_left_to_torch(
 
 @pytest.mark.parametrize(("widest", "taken"), [(None, 1), (27, 1), (26, 0)])
 def test_wide_patches_are_left_to_torch_if_asked(widest: int | None, taken: int, products: _Spy) -> None:
-    with Lifted(widest=widest):
+    with VmapRules(widest=widest):
         F.conv2d(noise(2, 3, 6, 6), noise(4, 3, 3, 3))
     assert products.calls == taken
 
@@ -196,7 +196,7 @@ def test_wide_patches_are_left_to_torch_if_asked(widest: int | None, taken: int,
 def test_arguments_by_name() -> None:
     x, weight, bias = noise(2, 3, 6, 6), noise(4, 3, 3, 3, seed=1), noise(4, seed=2)
     want = F.conv2d(x, weight, bias, 2)
-    with Lifted():
+    with VmapRules():
         assert_close(F.conv2d(x, weight=weight, bias=bias, stride=2), want, rtol=1e-10, atol=1e-10)
         assert_close(F.conv2d(input=x, weight=weight, bias=bias, stride=2), want, rtol=1e-10, atol=1e-10)
 
@@ -223,7 +223,7 @@ def test_what_may_follow_a_convolution(following: Callable[[Tensor], Tensor]) ->
     weight = noise(SEEDS, CLIENTS, 4, 3, 3, 3, seed=1).requires_grad_()
 
     def one(x: Tensor, weight: Tensor) -> Tensor:
-        with Lifted(torch.ones(2)):
+        with VmapRules(torch.ones(2)):
             return following(F.conv2d(x, weight))
 
     got = vmap(vmap(one))(x, weight)
@@ -236,7 +236,7 @@ def test_what_may_follow_a_convolution(following: Callable[[Tensor], Tensor]) ->
 
 
 def test_a_view_as_another_type_stays_one() -> None:
-    with Lifted():
+    with VmapRules():
         assert torch.ones(2, dtype=torch.float32).view(torch.int32).dtype == torch.int32
 
 
@@ -272,7 +272,7 @@ def test_padding_does_not_enter_batch_norm(dimensions: int, options: dict[str, A
     stacked = {name: torch.stack([tensor] * len(real)) for name, tensor in state.items()}
 
     def loss(x: Tensor, params: dict[str, Tensor], w: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        with Lifted(w):
+        with VmapRules(w):
             out = functional_call(template, params, (x,))
         padded = w.reshape(-1, *[1] * (x.ndim - 1))
         return (out * slope * padded).sum(), out
@@ -293,7 +293,7 @@ def test_padding_does_not_enter_batch_norm(dimensions: int, options: dict[str, A
 
 def test_statistics_of_a_batch_of_padding_only_are_finite() -> None:
     layer = nn.BatchNorm1d(3)
-    with Lifted(torch.zeros(5)):
+    with VmapRules(torch.zeros(5)):
         out = layer(torch.ones(5, 3))
     assert torch.isfinite(out).all()
     assert torch.isfinite(layer.running_var).all()
@@ -304,7 +304,7 @@ def test_batch_norm_is_torch_s_where_nothing_is_padded(how: str) -> None:
     layer, x = nn.BatchNorm1d(3).double(), noise(5, 3)
     layer.running_mean += 1
     layer.train(how != "evaluation")
-    with Lifted(torch.tensor([1.0, 1, 0, 0, 0]) if how == "evaluation" else None):
+    with VmapRules(torch.tensor([1.0, 1, 0, 0, 0]) if how == "evaluation" else None):
         got = layer(x)
     other = nn.BatchNorm1d(3).double()
     other.running_mean += 1
@@ -321,7 +321,7 @@ def test_cross_entropy_is_torch_s(reduction: str) -> None:
     logits = noise(SEEDS, CLIENTS, 6, 4)
 
     def loss(logits: Tensor) -> Tensor:
-        with Lifted():
+        with VmapRules():
             return F.cross_entropy(logits, LABELS, reduction=reduction)
 
     got, slopes = vmap(vmap(loss))(logits), vmap(vmap(grad(lambda own: loss(own).sum())))(logits)
@@ -348,7 +348,7 @@ def test_cross_entropy_with_options_is_left_to_torch(
 ) -> None:
     want = F.cross_entropy(LOGITS, target, reduction=reduction, **options)
     monkeypatch.setattr(vmap_rules, "_cross_entropy", lambda *_, **__: pytest.fail("not the usual cross entropy"))
-    with Lifted():
+    with VmapRules():
         assert torch.equal(F.cross_entropy(LOGITS, target, reduction=reduction, **options), want)
         module = nn.CrossEntropyLoss(reduction=reduction, **options)
         assert torch.equal(module(LOGITS, target), want)
@@ -358,7 +358,7 @@ def test_the_usual_cross_entropy_is_replaced_however_it_is_called(monkeypatch: p
     """Torch's would import its compiler under vmap."""
     seen: list[Any] = []
     monkeypatch.setattr(vmap_rules, "_cross_entropy", lambda *args, **kwargs: seen.append(kwargs["reduction"]))
-    with Lifted():
+    with VmapRules():
         F.cross_entropy(LOGITS, LABELS)
         F.cross_entropy(input=LOGITS, target=LABELS, reduction="sum")
         F.cross_entropy(LOGITS, LABELS, None, None, -100, None, "none")
@@ -368,6 +368,6 @@ def test_the_usual_cross_entropy_is_replaced_however_it_is_called(monkeypatch: p
 
 def test_one_sample_without_an_axis_and_dense_labels_are_left_to_torch() -> None:
     dense, labels = noise(2, 4, 3, 3), torch.ones(2, 3, 3, dtype=torch.int64)
-    with Lifted():
+    with VmapRules():
         assert torch.equal(F.cross_entropy(LOGITS[0], LABELS[0]), -LOGITS[0].log_softmax(0)[LABELS[0]])
         assert_close(F.cross_entropy(dense, labels), -dense.log_softmax(1)[:, 1].mean())

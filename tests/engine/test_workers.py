@@ -23,9 +23,9 @@ import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.engine.executors.adaptive import Adaptive
+from fedc2i.engine.executors.adaptive import AdaptiveExecutor
 from fedc2i.engine.executors.workers import pool
-from fedc2i.engine.executors.workers.shared_memory import Arena
+from fedc2i.engine.executors.workers.shared_memory import SharedMemory
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
@@ -239,7 +239,7 @@ def test_an_interrupted_run_leaves_no_worker_behind(model: Model, federation: Fe
 def test_a_run_within_a_run_and_runs_in_threads_keep_apart(
     how: str, model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedc2i.engine.simulator.cores", lambda: 2)
+    monkeypatch.setattr("fedc2i.engine.executors.choice.cores", lambda: 2)
     pool.start(2).is_ready(patient=True)
     settings = EngineSettings(rounds=2, **vars(TRAINING), executor=how, workers=2)  # type: ignore[arg-type]
     found = {}
@@ -284,7 +284,7 @@ def test_a_class_that_a_worker_cannot_import(
     spec.loader.exec_module(module)
     with pytest.raises(ModuleNotFoundError, match="hidden_from_workers"):
         run("workers", module.Hidden(), model, federation)
-    monkeypatch.setattr("fedc2i.engine.simulator.cores", lambda: 2)
+    monkeypatch.setattr("fedc2i.engine.executors.choice.cores", lambda: 2)
     pool.start(2).is_ready(patient=True)
     assert_same_run(run("auto", module.Hidden(), model, federation), run("looped", FedAvg(), model, federation))
 
@@ -304,7 +304,7 @@ def test_without_workers_a_run_stays_here(
     trouble: str, model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.stop()
-    monkeypatch.setattr("fedc2i.engine.simulator.cores", lambda: 2)
+    monkeypatch.setattr("fedc2i.engine.executors.choice.cores", lambda: 2)
     monkeypatch.setattr("fedc2i.engine.executors.adaptive._WORTH", 0.0)
     if trouble == "one dies early":
         pool.start(2).workers[0]._process.kill()
@@ -325,30 +325,30 @@ def test_a_long_run_moves_to_workers_and_a_short_one_does_not(
     model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool.stop()
-    monkeypatch.setattr("fedc2i.engine.simulator.cores", lambda: 2)
+    monkeypatch.setattr("fedc2i.engine.executors.choice.cores", lambda: 2)
     where: list[str] = []
-    train = Adaptive.train
+    train = AdaptiveExecutor.train
 
-    def watched(self: Adaptive, *rest: Any, **more: Any) -> Any:
+    def watched(self: AdaptiveExecutor, *rest: Any, **more: Any) -> Any:
         result = train(self, *rest, **more)
         where.append(type(self._now).__name__)
         if there := pool.running(2):
             there.is_ready(patient=True)  # however long it takes on a busy machine: the round after moves
         return result
 
-    monkeypatch.setattr(Adaptive, "train", watched)
+    monkeypatch.setattr(AdaptiveExecutor, "train", watched)
     run("auto", FedAvg(), model, federation, rounds=3)
-    assert where == ["Looped"] * 3
+    assert where == ["LoopedExecutor"] * 3
     assert pool.running(2) is None
     where.clear()
     monkeypatch.setattr("fedc2i.engine.executors.adaptive._WORTH", 0.2)
     long = run("auto", Slow(), model, federation, rounds=5)
-    assert where == ["Looped"] * 2 + ["Workers"] * 3  # measured in the first, started in the second
+    assert where == ["LoopedExecutor"] * 2 + ["WorkersExecutor"] * 3  # measured in the first, started in the second
     assert_same_run(long, run("looped", Slow(), model, federation, rounds=5))
 
 
 def test_what_cannot_be_sent_stays_here(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedc2i.engine.simulator.cores", lambda: 2)
+    monkeypatch.setattr("fedc2i.engine.executors.choice.cores", lambda: 2)
     pool.start(2).is_ready(patient=True)
     lock = threading.Lock()
 
@@ -443,7 +443,7 @@ def test_no_worker_outlives_the_main_process(end: str, tmp_path: Path) -> None:
 
 
 def test_an_arena_holds_tensors_of_every_kind_and_grows() -> None:
-    arena = Arena()
+    arena = SharedMemory()
     odd = {
         "float": torch.randn(3, 5),
         "double": torch.randn((), dtype=torch.float64),
@@ -455,7 +455,7 @@ def test_an_arena_holds_tensors_of_every_kind_and_grows() -> None:
     layout, end = arena.write(odd)
     early = arena.read(layout)
     more, _ = arena.write({"large": torch.randn(10**6)}, end)
-    other = Arena(arena.descriptor)
+    other = SharedMemory(arena.descriptor)
     for name, tensor in {**odd, **arena.read(more)}.items():
         seen = other.read({**layout, **more})[name]
         assert seen.dtype == tensor.dtype

@@ -73,13 +73,13 @@ def test_too_large_an_upload_is_left_out_and_named(model: Model, federation: Fed
     stage.grid.nodes[101].spoil = huge
     reports = stage.run()
     assert [report.refused for report in reports] == [("b",), ("b",)]
-    lines = [line for line in stage.said if "left out" in line]
+    lines = [line for line in stage.said if "ignored" in line]
     assert [line[: line.index(" is ")] for line in lines] == [
         "round 1: the upload of b",
         "round 2: the upload of b",
     ]
-    assert all(line.endswith(" times the usual size; left out") for line in lines)
-    assert [line.partition(" is ")[2] for line in lines] == [f"{report.why['b']}; left out" for report in reports]
+    assert all(line.endswith(" times the usual size; ignored") for line in lines)
+    assert [line.partition(" is ")[2] for line in lines] == [f"{report.why['b']}; ignored" for report in reports]
     open_to_all = Stage(FedAvg(), model, federation, EngineSettings(rounds=2, **vars(TRAINING), norm_bound=0.0))
     open_to_all.grid.nodes[101].spoil = huge
     assert [report.refused for report in open_to_all.run()] == [(), ()]

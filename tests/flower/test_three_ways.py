@@ -86,7 +86,7 @@ def through_flower(method: Method, model: Model, federation: Federation, route: 
     for number in range(1, ROUNDS + 1):
         trained = [clients[m].train(starts[m], *mail[m], number) for m in everyone]
         uploads = [send(clients[m].upload(trained[m], starts[m], *mail[m], number), 0, route)[0] for m in everyone]
-        assert server.receive(list(everyone), stack(uploads), number) == []
+        assert server.mailbox.receive(list(everyone), stack(uploads), number) == {}
         download = server.combine(number)
         mail = [send(download.to(m), download.position(m), route) for m in everyone]
         starts = [clients[m].personalise(trained[m], *mail[m], number)[0] for m in everyone]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
@@ -126,7 +127,7 @@ def test_the_probe_reaches_personalise(make_federation: Callable[..., Federation
     models = [model.init(0, n) for n in range(3)]
     client = LocalClient(context(method, model), data)
     _, got = client.personalise(models[0], relay(stack(models)), 0, 2)
-    probe = client.recipe.probe(data, 2)
+    probe = client.context.probe(data, 2)
     _, want = method.personalise(models[0], probe, Site(model, data.counts, torch.tensor(0), relay(stack(models))))
     assert torch.equal(got["client_losses"], want["client_losses"])
 
@@ -142,3 +143,23 @@ def test_the_server_relays_every_model_unchanged() -> None:
 
 
 # Refusals.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma": -1.0}, "gamma must be a finite number of at least 0, got -1.0"),
+        ({"gamma": float("nan")}, "gamma .* at least 0"),
+        ({"gamma": float("inf")}, "gamma .* finite"),
+        ({"gamma": "five"}, "gamma .* number"),
+        ({"gamma_class": -0.1}, "gamma_class .* at least 0"),
+        ({"influence": "second-order"}, r"influence must be exact \| first-order, got 'second-order'"),
+        ({"influence_samples": 0}, "influence_samples must be a whole number of at least 1, or all, got '0'"),
+        ({"influence_samples": 2.5}, "influence_samples .* at least 1, or all"),
+        ({"influence_samples": "some"}, "influence_samples .* at least 1, or all"),
+        ({"influence_split": "test"}, r"influence_split must be train \| validation, got 'test'"),
+    ],
+)
+def test_refusals_name_what_is_allowed(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        FedC2I(**options)

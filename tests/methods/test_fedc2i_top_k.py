@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import fedc2i
+from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, size_in_bytes, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.executors.workers import pool
@@ -164,13 +165,15 @@ def test_a_server_passes_on_what_its_own_clients_said() -> None:
     server.receive([0, 1, 3], {"w": torch.ones(3, 1)}, 1)
     server.combine(1)
     assert (seen[-1].round, seen[-1].reports, seen[-1].clients) == (1, {}, (0, 3))
-    server.hear([3], [0, 3], {"influence_vector": torch.tensor([[0.25, 0.75]])})
+    server.take_reports([3], [0, 3], {"influence_vector": torch.tensor([[0.25, 0.75]])})
     server.receive([2], {"w": torch.ones(1, 1)}, 2)
     server.combine(2)
     nan = torch.nan
     want = torch.tensor([[nan, nan, nan], [nan, nan, nan], [0.25, nan, 0.75]])
     assert_close(seen[-1].reports["influence_vector"], want, equal_nan=True)
-    server.hear([3, 0], [0, 2], {"influence_vector": torch.tensor([[0.5, 0.5], [0.9, 0.1]])})  # not itself this time
+    server.take_reports(
+        [3, 0], [0, 2], {"influence_vector": torch.tensor([[0.5, 0.5], [0.9, 0.1]])}
+    )  # not itself this time
     server.combine(3)
     want = torch.tensor([[0.9, 0.1, nan], [nan, nan, nan], [0.5, 0.5, nan]])
     assert_close(seen[-1].reports["influence_vector"], want, equal_nan=True)
@@ -394,6 +397,22 @@ def test_a_newcomer_in_a_round_of_few(model: Model, six: Federation) -> None:
     strangers = np.isnan(vectors).all(-1)
     assert strangers.sum(1).tolist() == [0, 1, 0]
     np.testing.assert_allclose(np.nansum(vectors[~strangers], -1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 0}, "k must be a whole number of at least 1, got '0'"),
+        ({"k": 1.5}, "k must be a whole number of at least 1, got '1.5'"),
+        ({"k": True}, "k must be a whole number of at least 1, got 'True'"),
+        ({"k": "all"}, "k must be a whole number of at least 1, got 'all'"),
+        ({"refresh": 0}, "refresh must be a whole number of at least 1, got '0'"),
+        ({"refresh": "often"}, "refresh must be a whole number of at least 1, got 'often'"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}$"):
+        FedC2ITopK(**options)
 
 
 def test_it_learns() -> None:

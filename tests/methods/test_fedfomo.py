@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, select, stack
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Probe, Site, Uploads
@@ -156,9 +157,9 @@ def test_where_nothing_is_sound_its_own_model_stays(model: Model, models: list[P
 def test_models_are_compared_on_held_out_data(make_federation: Callable[..., Federation], model: Model) -> None:
     assert FedFomo(influence_samples=7).probe == Probe(7, "held-out")
     client = local_client(FedFomo(), model, make_federation(validation=3))
-    assert torch.equal(client.recipe.probe(client.data, 1).y.sort()[0], client.data.validation.y.sort()[0])
+    assert torch.equal(client.context.probe(client.data, 1).y.sort()[0], client.data.validation.y.sort()[0])
     client = local_client(FedFomo(), model, make_federation())
-    assert len(client.recipe.probe(client.data, 1).y) == client.data.samples
+    assert len(client.context.probe(client.data, 1).y) == client.data.samples
 
 
 def test_the_server_relays_every_model() -> None:
@@ -196,6 +197,19 @@ def test_on_every_engine(
     kind: Any, baseline: Any, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
 ) -> None:
     assert_runs_everywhere(FedFomo(baseline=baseline), make_model(**kind), make_federation)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"influence_samples": 0}, "influence_samples must be a whole number of at least 1, or all, got '0'"),
+        ({"influence_samples": "some"}, "influence_samples .* or all"),
+        ({"baseline": "mean"}, r"baseline must be start \| trained, got 'mean'"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        FedFomo(**options)
 
 
 @pytest.mark.parametrize("baseline", ["trained", "start"])

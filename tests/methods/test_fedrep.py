@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedc2i.core.errors import UserError
 from fedc2i.core.params import select
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Phase
@@ -64,7 +65,7 @@ def test_local_run_is_the_oracle_s(federation: Federation) -> None:
     trained = client.train(start, {}, -1, 1)
     net = build()
     net.load_state_dict(start)
-    head, body = client.recipe.epochs(data, 1)
+    head, body = client.context.epochs(data, 1)
     x = scale(data.train.x, torch.float32)
     want = local_run(net, x, data.train.y, head, body, lambda leaves: torch.optim.Adam(leaves, lr=TRAINING.lr))
     assert_same_model(trained, want, rtol=1e-4, atol=1e-5)
@@ -91,6 +92,19 @@ def test_every_engine(
     batch_norm: bool, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
 ) -> None:
     assert_runs_everywhere(FedRep(), make_model(batch_norm=batch_norm), make_federation)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"body_epochs": 0}, "body_epochs must be a whole number of at least 1, got '0'"),
+        ({"body_epochs": 1.5}, "body_epochs must be a whole number"),
+        ({"weighting": "size"}, r"weighting must be uniform \| samples"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        FedRep(**options)
 
 
 def test_it_learns() -> None:

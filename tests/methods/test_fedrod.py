@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.func import grad
 from torch.nn import functional as F  # noqa: N812
 
+from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, select
 from fedc2i.data.federation import Federation
 from fedc2i.methods.fedavg import FedAvg
@@ -129,7 +131,7 @@ def test_one_scalar_is_two_optimisers_in_turn(federation: Federation) -> None:
         scale(data.train.x, torch.float32),
         data.train.y,
         data.counts,
-        [index for epoch in client.recipe.epochs(data, 1) for index in epoch],
+        [index for epoch in client.context.epochs(data, 1) for index in epoch],
         lambda leaves: torch.optim.Adam(leaves, lr=TRAINING.lr),
     )
     want = {**net.state_dict(), **{f"personal.{name}": tensor for name, tensor in personal.state_dict().items()}}
@@ -162,6 +164,20 @@ def test_every_engine(
 ) -> None:
     assert_runs_everywhere(FedRoD(), model, make_federation)
     assert_runs_everywhere(FedRoD(personal_init="zero"), make_model(bias=False), make_federation)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gamma_bsm": -1}, "gamma_bsm must be a finite number of at least 0, got -1"),
+        ({"gamma_bsm": float("nan")}, "gamma_bsm .* finite"),
+        ({"personal_init": "random"}, r"personal_init must be copy \| zero, got 'random'"),
+        ({"weighting": "size"}, r"weighting must be uniform \| samples"),
+    ],
+)
+def test_refusals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        FedRoD(**options)
 
 
 def test_it_learns() -> None:

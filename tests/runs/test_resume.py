@@ -217,7 +217,7 @@ def test_a_state_goes_to_another_device(
     """
     federation, method = make_federation((12, 9, 7, 8)), Method.registry["fedc2i-top-k"](k=1)
     how, kept = EngineSettings(rounds=2, **vars(TRAINING), executor="looped"), list[Any]()
-    simulate(method, model, federation, how, [0], CPU, keep=lambda number, is_last, state: kept.append(state()))
+    simulate(method, model, federation, how, [0], CPU, on_state=lambda number, is_last, state: kept.append(state()))
     checkpoint_file.save(tmp_path, 1, *kept[0])
     saved = checkpoint_file.load(tmp_path)
     assert saved is not None

@@ -16,7 +16,7 @@ from fedc2i.core.params import Params, row, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch
-from fedc2i.engine.executors.stacked.executor import Stacked as StackedExecutor
+from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.methods.base import Download, Method, Phase
 from fedc2i.models.model import Model, scale
 from fedc2i.training.local import Batch, draw_epochs, pad, train

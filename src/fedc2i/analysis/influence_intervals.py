@@ -38,8 +38,8 @@ from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine import attacks, topology
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
+from fedc2i.engine.determinism import repeatable
 from fedc2i.engine.server import Mailbox, Server
-from fedc2i.engine.simulator import repeatable
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedc2i_top_k import FedC2ITopK
 from fedc2i.methods.messages import valid_flags
@@ -169,9 +169,9 @@ def measure(plan: Plan, models: Stacked, seed: int, number: int, samples: int, d
     with repeatable(settings.threads):
         uploads = stack([clients[m].upload(row(models, m), row(models, m), {}, m, number) for m in everyone])
         mailbox.receive(everyone, uploads, number)
-        for circle in topology.parse(settings.topology, names, seed).circles():
-            download = Server(plan.method, counts, models, circle.sources, mailbox).combine(number)
-            for m in circle.members:
+        for group in topology.parse(settings.topology, names, seed).groups():
+            download = Server(plan.method, counts, models, group.sources, mailbox).combine(number)
+            for m in group.members:
                 seen, received = clients[m].data, download.to(m)
                 where = torch.tensor(download.position(m), device=device)
                 site = Site(plan.model, seen.counts, where, received, round=number, rounds=settings.rounds)

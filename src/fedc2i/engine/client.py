@@ -1,6 +1,6 @@
-"""One client at work: the method's client-side functions on that client's data, draws and device.
+"""One client: the method's client-side functions on that client's data, random draws and device.
 
-This is the plain form. The in-process engine calls it for one client after the other; a real site runs it for itself.
+This is the plain form. The simulator calls it for one client after the other; a real site runs it for itself.
 """
 
 from __future__ import annotations
@@ -135,14 +135,14 @@ class RunContext:
 class LocalClient:
     """Runs the method's client-side functions for one client."""
 
-    def __init__(self, recipe: RunContext, data: ClientData) -> None:
-        self.recipe = recipe
-        self.data = recipe.sees(data)
+    def __init__(self, context: RunContext, data: ClientData) -> None:
+        self.context = context
+        self.data = context.sees(data)
         self._device = data.counts.device
 
     def _site(self, received: Params, position: int | Tensor, round: int) -> Site:
         where = torch.as_tensor(position, device=self._device)
-        return Site(self.recipe.model, self.data.counts, where, received, round=round, rounds=self.recipe.rounds)
+        return Site(self.context.model, self.data.counts, where, received, round=round, rounds=self.context.rounds)
 
     def personalise(
         self, own: Params, received: Params, position: int, round: int
@@ -150,25 +150,25 @@ class LocalClient:
         """The start of the round after ``round``, from what the exchange of ``round`` brought."""
         with torch.no_grad():
             site = self._site(received, position, round)
-            return self.recipe.method.personalise(own, self.recipe.probe(self.data, round), site)
+            return self.context.method.personalise(own, self.context.probe(self.data, round), site)
 
     def train(self, start: Params, received: Params, position: int, round: int) -> Params:
         """The local run of ``round``."""
-        recipe, params = self.recipe, start
+        context, params = self.context, start
         site = replace(self._site(received, position, round), start=start)
-        for phase, epochs in recipe.run_phases(recipe.epochs(self.data, round)):
-            names = recipe.trainable(phase, params)
-            loss = partial(recipe.loss, site=replace(site, training=phase.train != "head"), names=names)
+        for phase, epochs in context.run_phases(context.epochs(self.data, round)):
+            names = context.trainable(phase, params)
+            loss = partial(context.loss, site=replace(site, training=phase.train != "head"), names=names)
             batches = [index for epoch in epochs for index in epoch]
-            with seeding.isolated(self._device, recipe.seed, self.data.name, round, phase.train):
-                params = train(loss, params, names, self.data.train, batches, recipe.training, recipe.method.average)
+            with seeding.isolated(self._device, context.seed, self.data.name, round, phase.train):
+                params = train(loss, params, names, self.data.train, batches, context.training, context.method.average)
         return params
 
     def upload(self, params: Params, start: Params, received: Params, position: int, round: int) -> Params:
         """What leaves the client after its local run from ``start``."""
         with torch.no_grad():
             site = replace(self._site(received, position, round), start=start)
-            return self.recipe.method.upload(params, self.data.train, site)
+            return self.context.method.upload(params, self.data.train, site)
 
     def evaluate(self, params: Params, received: Params, position: int, round: int) -> dict[str, float]:
         """Accuracy and loss on the client's own test and, if it has one, validation data."""
@@ -188,7 +188,7 @@ class LocalClient:
         split, low, high = piece
         site = self._site(received, position, round)
         images = Batch(*(part[low:high] for part in getattr(self.data, split)))
-        return score(lambda x: predict_all(self.recipe.method, params, x, site), images)
+        return score(lambda x: predict_all(self.context.method, params, x, site), images)
 
     def metrics(self, sums: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Means, from the sums over all pieces in their order."""

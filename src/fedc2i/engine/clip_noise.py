@@ -117,7 +117,7 @@ def protect(
     uploads: Stacked,
     clients: Sequence[str],
     number: int,
-    recipe: RunContext,
+    context: RunContext,
     settings: EngineSettings,
     received: Callable[[int], Params],
     secret: bytes = b"",
@@ -128,7 +128,7 @@ def protect(
         uploads: what the method made.
         clients: whose, by name.
         number: the round.
-        recipe: the run's.
+        context: the run's.
         settings: its clip and noise.
         received: what the server had sent to the client at this place of ``clients``.
         secret: a site's key for its noise; none: the noise follows from the run's seed.
@@ -137,12 +137,12 @@ def protect(
         return uploads
     sent, mail = [], [received(k) for k in range(len(clients))]
     means: Means = {}  # relayed models are one for all
-    drawn = functools.lru_cache(maxsize=1)(lambda name: recipe.first_model(name, settings.init))
+    drawn = functools.lru_cache(maxsize=1)(lambda name: context.first_model(name, settings.init))
     for k, name in enumerate(clients):
         upload = row(uploads, k)
         first = functools.partial(drawn, name if settings.init == "independent" else clients[0])
         known, bounds = reference(upload, mail[k], first, means), (settings.clip, settings.noise)
-        own = from_secret(secret, upload, known, *bounds) if secret else from_seed(recipe.seed, name, number)
+        own = from_secret(secret, upload, known, *bounds) if secret else from_seed(context.seed, name, number)
         sent.append(clip_and_noise(upload, known, *bounds, own))
     return stack(sent)
 
@@ -242,6 +242,6 @@ def _example(method: Method, model: Model, federation: Federation, settings: Eng
     whole = federation.clients[0].train
     few = Split(whole.x[:2], whole.y[:2])
     data = ClientData.place(Client("example", few, few, few), len(federation.classes), torch.device("cpu"))
-    recipe = RunContext(method, model, TrainingSettings(), 1, 0)
-    first = recipe.first_model("example", settings.init)
-    return LocalClient(recipe, data).upload(first, first, {}, -1, 1)
+    context = RunContext(method, model, TrainingSettings(), 1, 0)
+    first = context.first_model("example", settings.init)
+    return LocalClient(context, data).upload(first, first, {}, -1, 1)

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and when a run is over before its last round."""
+"""Who takes part in a round, and when a run stops before its last round."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ def choose(seed: int, settings: EngineSettings, clients: int, number: int) -> tu
     return tuple(sorted(draw[:count].tolist()))
 
 
-class Patience:
-    """Early stopping on mean validation accuracy; never on test data."""
+def audience(seed: int, settings: EngineSettings, clients: int, number: int) -> tuple[int, ...]:
+    """Who needs what a round's exchange brought: everyone for an evaluation, else who trains in the next round."""
+    return tuple(range(clients)) if settings.is_due(number) else choose(seed, settings, clients, number + 1)
+
+
+class EarlyStopping:
+    """Stops on mean validation accuracy; never on test data."""
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
-        self.state: tuple[float, int] = -float("inf"), 0  # the best so far, and how many have come since
+        self.state: tuple[float, int] = -float("inf"), 0  # the best score, and evaluations since then
 
-    def is_over(self, last: Round, point: Point) -> bool:
-        """Whether the accuracy has not risen for long enough; to be asked once for every scored round."""
+    def should_stop(self, last: Round, point: Point) -> bool:
+        """Whether the accuracy has not risen for long enough; to be asked once for every evaluated round."""
         if not self._patience:
             return False
         score, (best, waited) = last.mean(point, "validation_accuracy"), self.state

@@ -1,4 +1,4 @@
-"""The server's side of a round: keep the latest upload of every client, hand them to the method's ``combine``."""
+"""The mailbox with every client's latest upload, and the server that gives them to the method's ``combine``."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ from fedc2i.methods.base import Download, Method, Uploads
 
 NOT_FINITE = "not finite"
 REPORTS = "reports/"  # of a server's tensors: on the CPU, wherever the models are
-FEWEST = 3  # uploads that a median means something of
+FEWEST = 3  # uploads for a meaningful median
 
 
 class Mailbox:
     """The latest upload of every client."""
 
     def __init__(self, clients: int, norm_bound: float = 0.0) -> None:
-        """For so many clients; see `Settings.norm_bound`."""
         self._norm_bound = norm_bound
         self.uploads: Stacked = {}
         self.sent = [0] * clients  # the round of each client's latest upload, 0 for none
 
     def receive(self, clients: Sequence[int], uploads: Stacked, round: int) -> dict[int, str]:
-        """Takes the uploads of this round; returns the clients whose upload was refused, and what was wrong with it.
+        """Takes the uploads of a round; returns the clients whose upload was rejected, and what was wrong with it.
 
-        A refused client counts as absent: its earlier upload, if any, stays.
+        A rejected client counts as absent: its earlier upload, if any, stays.
         """
         wrong = self._wrong(clients, uploads) if uploads else {}
         kept = [k for k in range(len(clients)) if k not in wrong]
@@ -58,8 +57,8 @@ class Mailbox:
     def _wrong(self, clients: Sequence[int], uploads: Stacked) -> dict[int, str]:
         """Which uploads are not usable: nan or infinity in them, or a norm far above the median of all.
 
-        Where fewer than three have arrived, those of other clients that lie here are part of the median. With fewer
-        than three in all there is no telling which is the odd one.
+        If fewer than three have arrived, other clients' latest uploads are part of the median. With fewer than three
+        in all, nobody can tell which one is wrong.
         """
         sound = finite(uploads)
         if not self._norm_bound:
@@ -76,9 +75,7 @@ class Mailbox:
         return dict(sorted(wrong.items()))
 
     def restore(self, uploads: Stacked, sent: Sequence[int]) -> None:
-        """Puts back what a checkpoint kept."""
-        if len(sent) != len(self.sent):
-            raise ValueError(f"uploads of {len(sent)} clients, there are {len(self.sent)}")
+        """Takes back the uploads of a checkpoint."""
         self.uploads, self.sent = dict(uploads), [int(round) for round in sent]
 
     def of(self, clients: Sequence[int]) -> Stacked:
@@ -101,10 +98,10 @@ class Server:
 
         Args:
             method: whose ``combine`` to call.
-            samples: ``(M,)`` how many training samples each client has.
+            samples: ``(M,)`` training samples of each client.
             models: the clients' initial models, stacked.
             sources: the clients whose models, initial and uploaded, it may see, in table order; all by default.
-            mailbox: where uploads lie, if other servers read there too.
+            mailbox: one that several servers read; by default its own.
         """
         self.method = method
         self.samples = samples
@@ -114,14 +111,10 @@ class Server:
         known = floating(rows(models, self._sources))
         self.state = method.opening(mix(uniform(len(self._sources), samples.to(torch.float32)), known))
         self._place = {client: k for k, client in enumerate(self._sources)}
-        self.reports: dict[str, Tensor] = {}  # by sources: (S, S, ...), nan where nothing was said
+        self.reports: dict[str, Tensor] = {}  # by sources: (S, S, ...), nan where nothing was reported
 
-    def receive(self, clients: Sequence[int], uploads: Stacked, round: int) -> list[int]:
-        """Takes the uploads of this round; returns whose were refused, see `Mailbox.receive`."""
-        return list(self.mailbox.receive(clients, uploads, round))
-
-    def hear(self, clients: Sequence[int], received: Sequence[int], reports: Mapping[str, Tensor]) -> None:
-        """Takes what clients say of the models they received; what they said before is forgotten.
+    def take_reports(self, clients: Sequence[int], received: Sequence[int], reports: Mapping[str, Tensor]) -> None:
+        """Takes what clients report of the models they ``received``, in place of their earlier reports.
 
         Args:
             clients: who reports.
@@ -133,7 +126,7 @@ class Server:
         columns = torch.tensor([self._place[m] for m in received], dtype=torch.int64)
         for name, values in reports.items():
             nothing = torch.full((count, count, *values.shape[2:]), torch.nan)
-            full = self.reports.get(name, nothing).clone()  # another may hold what was there before, e.g. a checkpoint
+            full = self.reports.get(name, nothing).clone()  # a checkpoint may hold the earlier tensor
             full[where] = torch.nan
             full[where[:, None], columns] = values.to("cpu", torch.float32)
             self.reports[name] = full
@@ -155,7 +148,7 @@ class Server:
         return self.download
 
     def tensors(self) -> Params:
-        """All that it keeps from round to round, but for the uploads."""
+        """All that it keeps from round to round except the uploads."""
         parts = {
             "state/": self.state,
             "shared/": self.download.shared,
@@ -165,11 +158,11 @@ class Server:
         return {name: own for part, tensors in parts.items() for name, own in prefixed(part, tensors).items()}
 
     def restore(self, tensors: Params, clients: Sequence[int]) -> None:
-        """Puts back what `tensors` gave, and whose rows the download has."""
+        """Takes back what `tensors` returned; ``clients`` are those of the download."""
         self.state, self.reports = unprefixed("state/", tensors), unprefixed(REPORTS, tensors)
         self.download = Download(unprefixed("shared/", tensors), unprefixed("personal/", tensors), tuple(clients))
 
     def _reports_of(self, clients: Sequence[int]) -> dict[str, Tensor]:
-        """What these clients said of each other."""
+        """What these clients reported of each other."""
         where = [self._place[client] for client in clients]
         return {name: full[where][:, where] for name, full in self.reports.items()}

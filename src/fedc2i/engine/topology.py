@@ -25,7 +25,7 @@ _TOKEN = re.compile(r'"[^"]*"|[^":,]+|.')  # no two of them can match the same t
 
 
 @dataclass(frozen=True)
-class Circle:
+class ReceiverGroup:
     """Clients that receive from the same clients.
 
     Attributes:
@@ -48,12 +48,12 @@ class Topology:
         """From each client's neighbours, in any order, with or without itself."""
         return cls(tuple(tuple(sorted({m, *own})) for m, own in enumerate(neighbours)))
 
-    def circles(self) -> tuple[Circle, ...]:
-        """Every client in one circle, all those with the same sources together; one circle if all hear all."""
+    def groups(self) -> tuple[ReceiverGroup, ...]:
+        """Every client in one group, together with all that have the same sources; one group if all receive all."""
         members: dict[tuple[int, ...], list[int]] = {}
         for client, sources in enumerate(self.sources):
             members.setdefault(sources, []).append(client)
-        return tuple(Circle(tuple(own), sources) for sources, own in members.items())
+        return tuple(ReceiverGroup(tuple(own), sources) for sources, own in members.items())
 
 
 def parse(text: str, names: Sequence[str], seed: int) -> Topology:

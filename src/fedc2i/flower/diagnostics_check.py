@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fedc2i.core.params import Params
-from fedc2i.engine.diagnostics import Told
+from fedc2i.engine.diagnostics import Diagnostics
 from fedc2i.flower.messages import MOST_REPORTS
 
 
-def agreed(reports: Mapping[int, Params], received: Mapping[int, tuple[int, ...]], classes: int) -> list[Told]:
+def agreed(reports: Mapping[int, Params], received: Mapping[int, tuple[int, ...]], classes: int) -> list[Diagnostics]:
     """The diagnostics that most sites send, each in the most common form; all others are dropped.
 
     The forms are one number, one per received client, one per class, and one per received client and class.
@@ -29,7 +29,7 @@ def agreed(reports: Mapping[int, Params], received: Mapping[int, tuple[int, ...]
     popular = sorted((name for name in votes if votes[name]), key=lambda name: -max(votes[name].values()))
     forms = {name: min(votes[name], key=lambda form: (-votes[name][form], form)) for name in popular[:MOST_REPORTS]}
     return [
-        Told(
+        Diagnostics(
             {
                 name: values[None]
                 for name, values in report.items()

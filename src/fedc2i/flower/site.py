@@ -11,10 +11,10 @@ import torch
 from fedc2i.core.params import Params, row, stack
 from fedc2i.data.federation import Client
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
+from fedc2i.engine.determinism import repeatable
 from fedc2i.engine.records import Point
 from fedc2i.engine.settings import EngineSettings
-from fedc2i.engine.simulator import repeatable
-from fedc2i.engine.upload import leave
+from fedc2i.engine.upload import process
 from fedc2i.flower.messages import Answer, Task
 from fedc2i.flower.site_memory import Memory
 
@@ -72,7 +72,7 @@ def perform(
             own = client.train(start, received, task.position, task.round)
             upload = client.upload(own, start, received, task.position, task.round)
             run = task.round, recipe, assignment.settings
-            as_sent = leave(stack([upload]), stack([start]), [data.name], *run, lambda k: received, secret)
+            as_sent = process(stack([upload]), stack([start]), [data.name], *run, lambda k: received, secret)
             upload = row(as_sent, 0)
             memory.save(task.round, own)
         if task.score_trained:

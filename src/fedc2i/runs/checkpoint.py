@@ -19,7 +19,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json, write_atomically, writing
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.records import Round
-from fedc2i.engine.state import Start, State, ends_of
+from fedc2i.engine.state import ResumePoint, State, last_rounds
 from fedc2i.runs import journal
 from fedc2i.runs.fingerprint import Begun, begun_path
 
@@ -68,7 +68,7 @@ class Keeper:
 
     def latest(
         self, seeds: Sequence[int], require_fit: Callable[[State, int], None]
-    ) -> tuple[Start, list[Round]] | None:
+    ) -> tuple[ResumePoint, list[Round]] | None:
         """Where to go on, with all reports up to there in the order of an uninterrupted run; none: at the beginning.
 
         Args:
@@ -86,13 +86,13 @@ class Keeper:
                 damaged.append(str(error))
                 continue
             try:
-                ends = ends_of(saved.values, saved.round)
+                ends = last_rounds(saved.values, saved.round)
                 by_seed = {seed: journal.read(self._reports(seed), ends[seed] + 1) for seed in seeds}
             except (UserError, KeyError, AttributeError, ValueError, TypeError) as error:
                 damaged.append(f"round {saved.round}: {error}")
                 continue
             reports = [own[number] for number in range(saved.round) for own in by_seed.values() if number < len(own)]
-            return Start(*saved, {seed: own[-1] for seed, own in by_seed.items()}), reports
+            return ResumePoint(*saved, {seed: own[-1] for seed, own in by_seed.items()}), reports
         if any(self._states.glob("round*.json")):
             why = "; ".join(damaged) or "all are damaged"
             raise UserError(

@@ -16,7 +16,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.checks import check
 from fedc2i.engine.records import Round
 from fedc2i.engine.simulator import simulate
-from fedc2i.engine.state import Keep, Start, require_fit, size_of_state
+from fedc2i.engine.state import OnState, ResumePoint, check_state, state_size
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 from fedc2i.runs.checkpoint import Keeper
@@ -79,7 +79,7 @@ class Plan:
 
     def checkpoint_size(self) -> int:
         """About how many bytes a checkpoint of all its seeds will have."""
-        return size_of_state(self.method, self.model, self.federation, self.config, self.config.seeds)
+        return state_size(self.method, self.model, self.federation, self.config, self.config.seeds)
 
     def require_engine(self) -> None:
         """Refuses an engine that cannot run here.
@@ -112,7 +112,7 @@ class Plan:
         files = RunFolder(folder, self.federation.names)
         keeper = Keeper(folder, self.config.checkpoint_every if self.config.engine == "inprocess" else 0)
         run = self.method, self.model, self.federation, self.config, self.config.seeds
-        so_far = keeper.latest(self.config.seeds, partial(require_fit, *run))
+        so_far = keeper.latest(self.config.seeds, partial(check_state, *run))
         keeper.clean()
         keeper.begin(self.begun)  # first: a folder with a config.toml can be gone on with
         files.begin(self.config)
@@ -137,8 +137,8 @@ class Plan:
         self,
         observer: Observer | None = None,
         record: Callable[[Round], None] = lambda report: None,
-        keep: Keep | None = None,
-        start: Start | None = None,
+        keep: OnState | None = None,
+        start: ResumePoint | None = None,
         reports: Sequence[Round] = (),
     ) -> Result:
         """Runs all seeds side by side.

@@ -1,7 +1,7 @@
-"""Who computes for the clients: the protocol that the round loop speaks, and the records that go in and out.
+"""The protocol between the round loop and whatever computes for the clients, and the records that go in and out.
 
-A round has two steps, each for the clients of all seeds at once: local training, and making a start of what the server
-sent. Scoring belongs to both, so that an executor can do it where the model just lies.
+A round has two computations, each for the clients of all seeds at once: local training, and making a start of what the
+server sent. Evaluation belongs to both, so that an executor can do it where the model just lies.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from fedc2i.methods.base import Download
 
 @dataclass(frozen=True)
 class ClientBatch:
-    """The clients of one seed whose turn it is.
+    """Clients of one seed that received the same download.
 
     Attributes:
-        recipe: what all clients of this seed have in common.
+        context: what all clients of this seed have in common.
         clients: their numbers in the federation.
         params: their models, stacked in that order.
         download: what the server sent last.
-        round: the round this belongs to, from 1.
+        round: from 1.
     """
 
-    recipe: RunContext
+    context: RunContext
     clients: tuple[int, ...]
     params: Stacked
     download: Download
@@ -39,7 +39,7 @@ class ClientBatch:
 
 @dataclass(frozen=True)
 class Trained:
-    """What local runs brought: models and uploads, stacked, and scores if they were asked for."""
+    """After local training: models and uploads, stacked, and metrics if they were asked for."""
 
     params: Stacked
     uploads: Stacked
@@ -47,26 +47,26 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Received:
-    """What clients made of a download: starts of the next round, stacked diagnostics, and scores if asked for."""
+class Personalised:
+    """What clients made of a download: starts of the next round, stacked diagnostics, and metrics if asked for."""
 
     params: Stacked
-    report: Mapping[str, Tensor]
+    diagnostics: Mapping[str, Tensor]
     metrics: Metrics
 
 
 class Executor(Protocol):
-    """Computes for the clients of all seeds; results come in the order of ``turns``."""
+    """Computes for the clients of all seeds; results come in the order of ``batches``."""
 
-    def train(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
-        """Local runs from ``params``, and what leaves the clients after them."""
+    def train(self, batches: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
+        """Local training from ``params``, and the uploads after it."""
         ...
 
-    def personalise(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Received]:
+    def personalise(self, batches: Sequence[ClientBatch], evaluate: bool) -> list[Personalised]:
         """The starts of the next round, from the clients' own ``params`` and the download."""
         ...
 
-    def evaluate(self, turns: Sequence[ClientBatch]) -> list[Metrics]:
+    def evaluate(self, batches: Sequence[ClientBatch]) -> list[Metrics]:
         """Metrics of every client on its own data."""
         ...
 

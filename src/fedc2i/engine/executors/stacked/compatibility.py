@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from fedc2i.core import seeding
 from fedc2i.core.errors import one_line
 from fedc2i.core.params import Params, Stacked, row, stack
-from fedc2i.engine.executors.stacked.vmap_rules import Lifted
+from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 
@@ -50,13 +50,13 @@ def obstacle(model: Model, image: Sequence[int]) -> str | None:
 
 def _find(model: Model, image: Sequence[int]) -> str | None:
     """In double precision, where rounding hides nothing; in the model's own if it has operations for that alone."""
-    params = stack([model.init(0, "trial", k) for k in range(_CLIENTS)])
+    params = stack([model.init(0, "compatibility", k) for k in range(_CLIENTS)])
     batch = _batches(image, model.classes)
     reason = ""
     for exact in (True, False):
         exactly = {name: tensor.double() for name, tensor in params.items() if exact and tensor.is_floating_point()}
         try:
-            with warnings.catch_warnings(), seeding.isolated(torch.device("cpu"), 0, "trial"):
+            with warnings.catch_warnings(), seeding.isolated(torch.device("cpu"), 0, "compatibility"):
                 warnings.simplefilter("ignore")  # of operations that vmap runs slowly
                 same = _is_same(model, {**params, **exactly}, batch)
             return None if same else "mixes the samples of a batch, and stacked clients have padding among them"
@@ -92,7 +92,7 @@ def _together(model: Model, params: Stacked, batch: Batch) -> Stacked:
     """Loss, gradients and statistics of a step, and losses at evaluation, of all clients by vmap."""
 
     def loss(free: Params, fixed: Params, batch: Batch) -> Tensor:
-        with Lifted(batch.w):
+        with VmapRules(batch.w):
             return batch.mean(_losses(model, {**free, **fixed}, batch, training=True))
 
     def evaluate(params: Params, batch: Batch) -> Tensor:

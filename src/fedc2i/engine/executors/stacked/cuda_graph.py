@@ -1,4 +1,4 @@
-"""Work on a GPU recorded once as a CUDA graph, then replayed: one launch instead of hundreds of small ones."""
+"""Work on a GPU captured once as a CUDA graph, then replayed: one launch instead of hundreds of small ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 _Result = TypeVar("_Result")
 
 
-def record(work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result] | None:
-    """Runs ``work`` once, then records it; with the tensors that every replay fills.
+def capture(work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result] | None:
+    """Runs ``work`` once, then captures it; returns the graph and the tensors that every replay fills.
 
-    None, with a warning, if it cannot be recorded because it waits for the GPU.
+    None, with a warning, if it cannot be captured because it waits for the GPU.
     """
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
@@ -26,7 +26,7 @@ def record(work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result] 
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     collects = gc.isenabled()
-    gc.disable()  # a graph of an earlier run that is collected just now would spoil this recording
+    gc.disable()  # a graph of an earlier run that is collected just now would spoil this capture
     try:
         with warnings.catch_warnings(), torch.cuda.graph(graph):
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # e.g. a method that sends all it has
@@ -35,7 +35,9 @@ def record(work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result] 
         raise
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        warnings.warn(f"a step cannot be recorded and runs unrecorded, which is slower: {reason}", stacklevel=2)
+        warnings.warn(
+            f"a step cannot be captured as a CUDA graph and runs without one, which is slower: {reason}", stacklevel=2
+        )
         return None
     finally:
         if collects:
@@ -43,8 +45,8 @@ def record(work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result] 
     return graph, result
 
 
-class Recorded:
-    """A function of nested tensors of always the same shapes; on a CPU, just the function."""
+class GraphedFunction:
+    """A function of nested tensors that always have the same shapes; on a CPU, just the function."""
 
     def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
         self._function = function
@@ -54,16 +56,16 @@ class Recorded:
         self._outputs: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """The function's result, as tensors of their own."""
+        """The function's result, in new tensors."""
         if self._plain:
             return self._function(*inputs)
         if self._graph is None:
             self._inputs = tree_map(_copy, inputs)
-            recorded = record(lambda: self._function(*self._inputs))
-            if recorded is None:
+            captured = capture(lambda: self._function(*self._inputs))
+            if captured is None:
                 self._plain = True
                 return self._function(*inputs)
-            self._graph, self._outputs = recorded
+            self._graph, self._outputs = captured
         else:
             for mine, given in zip(tree_leaves(self._inputs), tree_leaves(inputs), strict=True):
                 if isinstance(mine, Tensor):

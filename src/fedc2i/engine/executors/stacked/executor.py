@@ -1,7 +1,7 @@
 """All clients of all seeds at once: the method's functions lifted with ``torch.func.vmap``, over clients, then seeds.
 
 What does not depend on the client (a relayed stack of models, their sum, their leave-one-out means) is computed once a
-seed, because vmap leaves it without a client axis. Where memory runs out, fewer clients are computed at a time.
+seed, because vmap gives it no client axis. If memory runs out, fewer clients are computed at a time.
 """
 
 from __future__ import annotations
@@ -18,232 +18,233 @@ from torch.utils._pytree import tree_leaves
 
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
-from fedc2i.core.params import Params, row, select, stack
-from fedc2i.core.params import Stacked as StackedParams
+from fedc2i.core.params import Params, Stacked, row, select, stack
 from fedc2i.engine.attacks import Attackers
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
-from fedc2i.engine.executors.base import ClientBatch, Received, Trained
-from fedc2i.engine.executors.stacked.chunks import Piece, in_parts
-from fedc2i.engine.executors.stacked.cuda_graph import Recorded
+from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
+from fedc2i.engine.executors.stacked.chunks import Compute, Result, in_chunks
+from fedc2i.engine.executors.stacked.cuda_graph import GraphedFunction
 from fedc2i.engine.executors.stacked.memory_estimate import clients_that_fit
-from fedc2i.engine.executors.stacked.padded_data import Stacks
+from fedc2i.engine.executors.stacked.padded_data import PaddedData
 from fedc2i.engine.executors.stacked.steps import Stepper
-from fedc2i.engine.executors.stacked.vmap_rules import Lifted
+from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.engine.records import Metrics
 from fedc2i.methods.base import Phase, Site
 from fedc2i.training.local import Batch
 
-_NARROW = 128  # numbers in a patch: at so few, cuDNN's convolutions are slower than a product
+_NARROW = 128  # numbers in a patch: up to this many, cuDNN's convolutions are slower than a product
 _Made = TypeVar("_Made")
-_Kind = tuple[Any, ...]  # a piece of a round's work
-_Context = dict[str, Any]  # the tensors a Site is made of, each with or without an axis for clients
+_Kind = tuple[Any, ...]  # names a piece of a round's work
+_SiteTensors = dict[str, Any]  # the tensors of a Site, each with or without an axis for clients
 
 
-class _Kept(NamedTuple):
-    """Something recorded, the round it is for, 0 for any, and the one it was last used in."""
+class _Cached(NamedTuple):
+    """Something with a CUDA graph, the round it is for (0: any), and the round it was last used in."""
 
     work: Any
     round: int
     used: int
 
 
-class Stacked:
-    """`Executor` that serves all clients together."""
+class StackedExecutor:
+    """`Executor` that computes for all clients together."""
 
     def __init__(
         self, data: Sequence[ClientData], clients_at_once: int = 0, attackers: Sequence[Attackers] = ()
     ) -> None:
         self._data = data
         self._device = data[0].counts.device
-        self._stacks = Stacks(data, attackers)
+        self._padded = PaddedData(data, attackers)
         self._at_once = clients_at_once  # 0: not known yet
-        self._made: dict[Any, _Kept] = {}  # what was recorded
+        self._cache: dict[Any, _Cached] = {}
         self._reads_round: set[_Kind] = set()
 
-    def train(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
-        """Local runs, uploads, and scores of the trained models if asked for."""
-        return self._in_parts(turns, lambda part: self._train(part, evaluate))
+    def train(self, batches: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
+        """See `Executor.train`."""
+        return self._in_chunks(batches, lambda chunk: self._train(chunk, evaluate))
 
-    def personalise(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Received]:
-        """Starts of the next round, diagnostics, and scores of the starts if asked for."""
-        return self._in_parts(turns, lambda part: self._personalise(part, evaluate))
+    def personalise(self, batches: Sequence[ClientBatch], evaluate: bool) -> list[Personalised]:
+        """See `Executor.personalise`."""
+        return self._in_chunks(batches, lambda chunk: self._personalise(chunk, evaluate))
 
-    def evaluate(self, turns: Sequence[ClientBatch]) -> list[Metrics]:
+    def evaluate(self, batches: Sequence[ClientBatch]) -> list[Metrics]:
         """Metrics of one client after the other: a test set is work enough for a whole GPU."""
-        found = [own for turn in turns for own in self._scores(turn)]
+        found = [own for batch in batches for own in self._metrics(batch)]
         values = iter(torch.stack([value for own in found for value in own.values()]).tolist() if found else ())
-        scored = iter([{name: next(values) for name in own} for own in found])
-        return [[next(scored) for _ in turn.clients] for turn in turns]
+        metrics = iter([{name: next(values) for name in own} for own in found])
+        return [[next(metrics) for _ in batch.clients] for batch in batches]
 
-    def _scores(self, turn: ClientBatch) -> list[dict[str, Tensor]]:
+    def _metrics(self, batch: ClientBatch) -> list[dict[str, Tensor]]:
         """What `evaluate` reports, still on the device."""
-        kind: _Kind = ("evaluate", *turn.clients)
-        clients = [_Scored(turn.recipe, self._data[m], lambda: self._reads_round.add(kind)) for m in turn.clients]
+        kind: _Kind = ("evaluate", *batch.clients)
+        clients = [
+            _WatchedClient(batch.context, self._data[m], lambda: self._reads_round.add(kind)) for m in batch.clients
+        ]
 
-        def scores(models: StackedParams, context: _Context) -> list[dict[str, Tensor]]:
+        def metrics(models: Stacked, tensors: _SiteTensors) -> list[dict[str, Tensor]]:
             found = []
             for k, client in enumerate(clients):
-                own = {name: rows[k] for name, rows in context["personal"].items()}
-                mail = {**context["received"], **own}, context["position"][k]
-                with Lifted(widest=_NARROW):
-                    sums = [client.score(piece, row(models, k), *mail, turn.round) for piece in client.pieces()]
+                personal = {name: rows[k] for name, rows in tensors["personal"].items()}
+                mail = {**tensors["received"], **personal}, tensors["position"][k]
+                with VmapRules(widest=_NARROW):
+                    sums = [client.score(piece, row(models, k), *mail, batch.round) for piece in client.pieces()]
                 found.append(client.metrics(sums))
             return found
 
-        position = torch.tensor([turn.download.position(m) for m in turn.clients], device=self._device)
-        context = {"received": turn.download.shared, "personal": _own_rows(turn), "position": position}
-        if len(turn.clients) < len(self._data):  # others in the next round: not worth a recording
-            return scores(turn.params, context)
-        recorded: Recorded = self._made_once(turn, kind, context, lambda: Recorded(scores, self._device))
-        result: list[dict[str, Tensor]] = recorded(turn.params, context)
+        position = torch.tensor([batch.download.position(m) for m in batch.clients], device=self._device)
+        tensors = {"received": batch.download.shared, "personal": _personal_rows(batch), "position": position}
+        if len(batch.clients) < len(self._data):  # other clients in the next round: not worth a CUDA graph
+            return metrics(batch.params, tensors)
+        graphed: GraphedFunction = self._cached(batch, kind, tensors, lambda: GraphedFunction(metrics, self._device))
+        result: list[dict[str, Tensor]] = graphed(batch.params, tensors)
         return result
 
     def close(self) -> None:
-        """Gives back what was recorded, and the memory it holds."""
-        self._made.clear()
+        """Releases the CUDA graphs and their memory."""
+        self._cache.clear()
 
-    def _score(self, part: Sequence[ClientBatch], models: Sequence[StackedParams], wanted: bool) -> list[Metrics]:
-        pairs = zip(part, models, strict=True)
-        return self.evaluate([replace(turn, params=own) for turn, own in pairs]) if wanted else [[] for _ in part]
+    def _evaluate(self, chunk: Sequence[ClientBatch], models: Sequence[Stacked], wanted: bool) -> list[Metrics]:
+        pairs = zip(chunk, models, strict=True)
+        return self.evaluate([replace(batch, params=own) for batch, own in pairs]) if wanted else [[] for _ in chunk]
 
-    def _in_parts(
-        self, turns: Sequence[ClientBatch], compute: Callable[[list[ClientBatch]], list[Piece]]
-    ) -> list[Piece]:
-        """Results in the order of ``turns``, in as many parts as memory asks for."""
-        self._at_once = self._at_once or self._fitting(turns[0].recipe)
+    def _in_chunks(self, batches: Sequence[ClientBatch], compute: Compute[Result]) -> list[Result]:
+        """Results in the order of ``batches``, in as many chunks as memory requires."""
+        self._at_once = self._at_once or self._first_guess(batches[0].context)
         while True:
             try:
-                return in_parts(turns, self._at_once, compute)
+                return in_chunks(batches, self._at_once, compute)
             except torch.OutOfMemoryError:
-                largest = min(self._at_once, sum(len(turn.clients) for turn in turns))
+                largest = min(self._at_once, sum(len(batch.clients) for batch in batches))
                 if largest == 1:
                     raise UserError("a single client does not fit into the device's memory; use device=cpu") from None
             self._at_once = largest // 2
-            self._made.clear()
-            gc.collect()  # a user's method may hold tensors of its own in circles
+            self._cache.clear()
+            gc.collect()  # a user's method may hold tensors in reference cycles
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _fitting(self, recipe: RunContext) -> int:
-        """How many clients are tried together at first: on a GPU all, for it tells when its memory is out."""
+    def _first_guess(self, context: RunContext) -> int:
+        """How many clients are tried together at first: on a GPU all, because it reports when memory runs out."""
         if self._device.type != "cpu":
             return 10**9
-        samples = min(self._stacks.train.y.shape[1], recipe.training.batch_size)
-        return clients_that_fit(recipe.model, self._stacks.train.x.shape[2:], samples)
+        samples = min(self._padded.train.y.shape[1], context.training.batch_size)
+        return clients_that_fit(context.model, self._padded.train.x.shape[2:], samples)
 
     # What vmap needs: stacks with an axis for seeds, one for clients, and the axes of whatever is shared.
 
-    def _context(self, part: Sequence[ClientBatch]) -> tuple[_Context, _Context]:
+    def _site_tensors(self, chunk: Sequence[ClientBatch]) -> tuple[_SiteTensors, _SiteTensors]:
         """What the clients know, stacked, and for each tensor the axis of its clients, if it has one."""
-        shared = stack([turn.download.shared for turn in part])
-        personal = stack([_own_rows(turn) for turn in part])
-        position = torch.tensor([[turn.download.position(m) for m in turn.clients] for turn in part])
-        context: _Context = {
-            "counts": self._stacks.counts(part),
+        shared = stack([batch.download.shared for batch in chunk])
+        personal = stack([_personal_rows(batch) for batch in chunk])
+        position = torch.tensor([[batch.download.position(m) for m in batch.clients] for batch in chunk])
+        tensors: _SiteTensors = {
+            "counts": self._padded.counts(chunk),
             "position": position.to(self._device),
             "received": {**shared, **personal},
         }
-        received = {name: 0 if name in personal else None for name in context["received"]}
-        return context, {"counts": 0, "position": 0, "received": received}
+        received = {name: 0 if name in personal else None for name in tensors["received"]}
+        return tensors, {"counts": 0, "position": 0, "received": received}
 
-    def _site(self, turn: ClientBatch, own: _Context, kind: _Kind, training: bool = False) -> Site:
-        """A client's site; it notes if the round's number matters, for then a recording serves that round only."""
-        rounds: dict[str, Any] = {"round": turn.round, "rounds": turn.recipe.rounds}
-        told: dict[str, Any] = {"training": training, "on_round": lambda: self._reads_round.add(kind)}
-        return _Watched(turn.recipe.model, **own, **rounds, **told)
+    def _site(self, first: ClientBatch, own: _SiteTensors, kind: _Kind, training: bool = False) -> Site:
+        """A client's site; it notes if the round's number matters: then a CUDA graph serves that round only."""
+        rounds: dict[str, Any] = {"round": first.round, "rounds": first.context.rounds}
+        more: dict[str, Any] = {"training": training, "on_round": lambda: self._reads_round.add(kind)}
+        return _WatchedSite(first.context.model, **own, **rounds, **more)
 
-    # The steps of a round.
+    # The computations of a round.
 
-    def _train(self, part: list[ClientBatch], evaluate: bool) -> list[Trained]:
-        first, recipe, whose = part[0], part[0].recipe, self._stacks.whose(part)
-        starts = params = stack([turn.params for turn in part])
-        context, dims = self._context(part)
-        context, dims = {**context, "start": starts}, {**dims, "start": 0}
-        for number, (phase, steps) in enumerate(self._stacks.steps(part)):
-            stepper = self._stepper(first, phase, number, context, dims)
-            with seeding.isolated(self._device, recipe.seed, first.clients[0], first.round, phase.train):
-                params = stepper.run(params, whose, steps, context)
+    def _train(self, chunk: list[ClientBatch], evaluate: bool) -> list[Trained]:
+        first, context, rows = chunk[0], chunk[0].context, self._padded.rows(chunk)
+        starts = params = stack([batch.params for batch in chunk])
+        tensors, dims = self._site_tensors(chunk)
+        tensors, dims = {**tensors, "start": starts}, {**dims, "start": 0}
+        for number, (phase, steps) in enumerate(self._padded.steps(chunk)):
+            stepper = self._stepper(first, phase, number, tensors, dims)
+            with seeding.isolated(self._device, context.seed, first.clients[0], first.round, phase.train):
+                params = stepper.run(params, rows, steps, tensors)
 
-        def upload(params: Params, data: Batch, own: _Context) -> Params:
-            return recipe.method.upload(params, data, self._site(first, own, ("upload",)))
+        def upload(params: Params, data: Batch, own: _SiteTensors) -> Params:
+            return context.method.upload(params, data, self._site(first, own, ("upload",)))
 
-        lifted = self._recorded(first, ("upload",), context, _over_both(upload, (0, 0, dims)))
+        lifted = self._graphed(first, ("upload",), tensors, _over_both(upload, (0, 0, dims)))
         with torch.no_grad():
-            uploads = lifted(params, self._stacks.training_sets(part), context)
+            uploads = lifted(params, self._padded.training_sets(chunk), tensors)
         if self._device.type == "cuda":  # while the GPU is busy
-            self._stacks.draw_ahead(part)
-        trained = _unstack(params, len(part))
-        scores = self._score(part, trained, evaluate)
-        return [Trained(*own) for own in zip(trained, _unstack(uploads, len(part)), scores, strict=True)]
+            self._padded.draw_ahead(chunk)
+        trained = _unstack(params, len(chunk))
+        metrics = self._evaluate(chunk, trained, evaluate)
+        return [Trained(*own) for own in zip(trained, _unstack(uploads, len(chunk)), metrics, strict=True)]
 
-    def _stepper(self, turn: ClientBatch, phase: Phase, number: int, context: _Context, dims: _Context) -> Stepper:
-        """For tensors of these shapes; it lives as long as this executor, for on a GPU it holds a recorded step."""
-        recipe, kind = turn.recipe, ("train", number)
-        names = recipe.trainable(phase, turn.params)
+    def _stepper(
+        self, first: ClientBatch, phase: Phase, number: int, tensors: _SiteTensors, dims: _SiteTensors
+    ) -> Stepper:
+        """For tensors of these shapes; cached, because on a GPU it holds a step's CUDA graph."""
+        context, kind = first.context, ("train", number)
+        names = context.trainable(phase, first.params)
 
-        def loss(params: Params, batch: Batch, own: _Context) -> Tensor:
-            with Lifted(batch.w):
-                return recipe.loss(params, batch, self._site(turn, own, kind, phase.train != "head"), names)
+        def loss(params: Params, batch: Batch, own: _SiteTensors) -> Tensor:
+            with VmapRules(batch.w):
+                return context.loss(params, batch, self._site(first, own, kind, phase.train != "head"), names)
 
         def make() -> Stepper:
-            return Stepper(loss, names, self._stacks.train, recipe.training, dims, recipe.method.average)
+            return Stepper(loss, names, self._padded.train, context.training, dims, context.method.average)
 
-        return self._made_once(turn, kind, context, make)
+        return self._cached(first, kind, tensors, make)
 
-    def _recorded(
-        self, turn: ClientBatch, kind: _Kind, context: _Context, function: Callable[..., Any]
+    def _personalise(self, chunk: list[ClientBatch], evaluate: bool) -> list[Personalised]:
+        first = chunk[0]
+        tensors, dims = self._site_tensors(chunk)
+        probes = self._padded.probes(chunk)
+        kind = ("personalise", 0 if probes is None else probes.y.shape[2])
+
+        def one(params: Params, probe: Batch | None, own: _SiteTensors) -> tuple[Params, dict[str, Tensor]]:
+            start, measured = first.context.method.personalise(params, probe, self._site(first, own, kind))
+            return start, dict(measured)
+
+        lifted = self._graphed(first, kind, tensors, _over_both(one, (0, None if probes is None else 0, dims)))
+        with torch.no_grad():
+            starts, measured = lifted(stack([batch.params for batch in chunk]), probes, tensors)
+        received = _unstack(starts, len(chunk))
+        metrics = self._evaluate(chunk, received, evaluate)
+        return [Personalised(*own) for own in zip(received, _unstack(measured, len(chunk)), metrics, strict=True)]
+
+    def _graphed(
+        self, first: ClientBatch, kind: _Kind, tensors: _SiteTensors, function: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """The function, on a GPU recorded for tensors of these shapes."""
-        return self._made_once(turn, kind, context, lambda: Recorded(function, self._device))
+        """The function, on a GPU as a CUDA graph for tensors of these shapes."""
+        return self._cached(first, kind, tensors, lambda: GraphedFunction(function, self._device))
 
-    def _made_once(self, turn: ClientBatch, kind: _Kind, context: _Context, make: Callable[[], _Made]) -> _Made:
-        """What was made for this kind of work and these shapes before; made anew where the round's number matters.
+    def _cached(self, first: ClientBatch, kind: _Kind, tensors: _SiteTensors, make: Callable[[], _Made]) -> _Made:
+        """What was made for this kind of work and these shapes; made anew where the round's number matters.
 
-        What was not used in this round or the last is given up when something new is made: every recording keeps the
-        memory it needs to itself.
+        What was not used in this round or the last is dropped when something new is made: every CUDA graph reserves
+        the memory it needs.
         """
-        shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(context))
-        number = turn.round if kind in self._reads_round else 0
-        key = (kind, *context["received"], shapes)
-        before = self._made.get(key)
+        shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(tensors))
+        number = first.round if kind in self._reads_round else 0
+        key = (kind, *tensors["received"], shapes)
+        before = self._cache.get(key)
         if before is None:  # a server that comes to know more clients sends other shapes every round
-            self._made = {key: kept for key, kept in self._made.items() if kept.used >= turn.round - 1}
+            self._cache = {key: cached for key, cached in self._cache.items() if cached.used >= first.round - 1}
         made: _Made = make() if before is None or before.round != number else before.work
-        self._made[key] = _Kept(made, number, turn.round)
+        self._cache[key] = _Cached(made, number, first.round)
         return made
 
-    def _personalise(self, part: list[ClientBatch], evaluate: bool) -> list[Received]:
-        first = part[0]
-        context, dims = self._context(part)
-        batch = self._stacks.probes(part)
-        kind = ("personalise", 0 if batch is None else batch.y.shape[2])
 
-        def one(params: Params, batch: Batch | None, own: _Context) -> tuple[Params, dict[str, Tensor]]:
-            start, report = first.recipe.method.personalise(params, batch, self._site(first, own, kind))
-            return start, dict(report)
+class _WatchedClient(LocalClient):
+    """A client that notes when its predictions depend on the round."""
 
-        lifted = self._recorded(first, kind, context, _over_both(one, (0, None if batch is None else 0, dims)))
-        with torch.no_grad():
-            starts, reports = lifted(stack([turn.params for turn in part]), batch, context)
-        received = _unstack(starts, len(part))
-        scores = self._score(part, received, evaluate)
-        return [Received(*own) for own in zip(received, _unstack(reports, len(part)), scores, strict=True)]
-
-
-class _Scored(LocalClient):
-    """A client that tells when its predictions depend on the round."""
-
-    def __init__(self, recipe: RunContext, data: ClientData, on_round: Callable[[], None]) -> None:
-        super().__init__(recipe, data)
+    def __init__(self, context: RunContext, data: ClientData, on_round: Callable[[], None]) -> None:
+        super().__init__(context, data)
         self._on_round = on_round
 
     def _site(self, received: Params, position: int | Tensor, round: int) -> Site:
-        return _Watched(**vars(super()._site(received, position, round)), on_round=self._on_round)
+        return _WatchedSite(**vars(super()._site(received, position, round)), on_round=self._on_round)
 
 
 @dataclass(frozen=True)
-class _Watched(Site):
-    """A `Site` that tells when somebody asks it for the round."""
+class _WatchedSite(Site):
+    """A `Site` that notes when somebody reads the round."""
 
     on_round: Callable[[], None] = lambda: None
 
@@ -253,22 +254,22 @@ class _Watched(Site):
         return super().__getattribute__(name)
 
 
-def _own_rows(turn: ClientBatch) -> StackedParams:
+def _personal_rows(batch: ClientBatch) -> Stacked:
     """What each client received for itself alone, stacked."""
-    download = turn.download
+    download = batch.download
     if not download.personal:
         return {}
-    if download.clients == turn.clients:
+    if download.clients == batch.clients:
         return dict(download.personal)
-    return stack([select(download.to(m), download.personal) for m in turn.clients])
+    return stack([select(download.to(m), download.personal) for m in batch.clients])
 
 
 def _over_both(function: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
-    """Lifted over clients, with ``dims`` telling what has an axis for them, then over seeds, which everything has."""
+    """VmapRules over clients, whose axes are ``dims``, then over seeds, for which everything has an axis."""
     outer = tuple(None if dim is None else 0 for dim in dims)
     return vmap(vmap(function, in_dims=dims, randomness="different"), in_dims=outer, randomness="different")
 
 
-def _unstack(stacked: StackedParams, seeds: int) -> list[StackedParams]:
+def _unstack(stacked: Stacked, seeds: int) -> list[Stacked]:
     """The seeds of a stack, as views."""
     return [{name: tensor[s] for name, tensor in stacked.items()} for s in range(seeds)]

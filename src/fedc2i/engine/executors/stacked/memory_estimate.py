@@ -1,4 +1,4 @@
-"""How many clients fit into memory at once where nobody says no: a GPU refuses, a process on a CPU is killed."""
+"""How many clients fit into memory at once on a CPU, where a process that takes too much is killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fedc2i.core import memory, seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import size_in_bytes
-from fedc2i.engine.executors.stacked.vmap_rules import Lifted
+from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.models.model import Model
 
 _MEASURED = 2, 4  # samples
@@ -51,12 +51,12 @@ def bytes_of_a_step(model: Model, image: Sequence[int], samples: int) -> int:
     few, more = (_kept(model, image, count) for count in _MEASURED)
     each = (more - few) / (_MEASURED[1] - _MEASURED[0])
     fixed = max(0.0, few - _MEASURED[0] * each)  # e.g. weights in another order
-    return int(_COPIES * size_in_bytes(model.init(0, "room")) + fixed + _IN_PASSING * each * samples)
+    return int(_COPIES * size_in_bytes(model.init(0, "memory")) + fixed + _IN_PASSING * each * samples)
 
 
 def _kept(model: Model, image: Sequence[int], samples: int) -> int:
     """Bytes that a forward pass keeps for the way back, beside the parameters."""
-    params = model.init(0, "room")
+    params = model.init(0, "memory")
     for name in model.trainable:
         params[name].requires_grad_()
     kept = dict[int, int]()
@@ -68,7 +68,12 @@ def _kept(model: Model, image: Sequence[int], samples: int) -> int:
 
     images = torch.zeros(samples, *image, dtype=torch.uint8)
     counting = saved_tensors_hooks(keep, lambda tensor: tensor)
-    with seeding.isolated(torch.device("cpu"), 0, "room"), torch.enable_grad(), counting, Lifted(torch.ones(samples)):
+    with (
+        seeding.isolated(torch.device("cpu"), 0, "memory"),
+        torch.enable_grad(),
+        counting,
+        VmapRules(torch.ones(samples)),
+    ):
         logits = model.head(params, model.features(params, images, training=True))
     own = {tensor.untyped_storage().data_ptr() for tensor in params.values()}
     del logits  # held until here, so that no place was counted for two tensors

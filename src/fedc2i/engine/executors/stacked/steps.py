@@ -1,8 +1,8 @@
 """Local training of all clients of all seeds at once: one step, lifted twice with ``torch.func.vmap``.
 
-Everything a step reads or writes lies in tensors that stay where they are for the whole run. So on a GPU the step is
-recorded once and replayed (`recording`): small models are bound by the launches of their many small kernels. Clients
-with fewer samples stop early, and the padding of their short batches carries no weight.
+Everything a step reads or writes lies in tensors that keep their place in memory for the whole run. So on a GPU the
+step is captured once as a CUDA graph and replayed: small models are bound by the launches of their many small kernels.
+Clients with fewer samples stop early, and the padding of their short batches carries no weight.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedc2i.core.params import Params, Stacked
-from fedc2i.engine.executors.stacked.cuda_graph import record
+from fedc2i.engine.executors.stacked.cuda_graph import capture
 from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
 
@@ -100,8 +100,8 @@ class Stepper:
             self._allocate(params, clients, steps, context)
         if self._graph is None and not self._plain:
             self._fill(params, clients, steps, context)
-            recorded = record(self._step)
-            self._graph, self._plain = (None, True) if recorded is None else (recorded[0], False)
+            captured = capture(self._step)
+            self._graph, self._plain = (None, True) if captured is None else (captured[0], False)
         self._fill(params, clients, steps, context)
         ends = {  # who is over after how many steps; put on the device now, so that the loop waits for nothing
             end: (steps.count >= end).to(self._at.device) for end in sorted(set(steps.count.flatten().tolist()))
@@ -134,7 +134,7 @@ class Stepper:
         self._shares = steps.shares().to(device)
         self._at = torch.zeros(1, dtype=torch.int64, device=device)
         self._optimiser = self._training.new_optimiser(list(self._free.values()))
-        names, of_all = list(params), self._loss  # not self, which would keep itself, and its recording, alive
+        names, of_all = list(params), self._loss  # not self, which would keep itself, and its CUDA graph, alive
 
         def loss(free: Params, fixed: Params, batch: Batch, context: Any) -> Tensor:
             mine = {name: free[name] if name in free else fixed[name] for name in names}
@@ -169,7 +169,7 @@ class Stepper:
         self._optimiser.step([None if gradient is None else gradient.contiguous() for gradient in gradients])
         if self._means:
             self._take_into_means()
-        self._at.add_(1).clamp_(max=len(self._index) - 1)  # runs before a recording must not go beyond the end
+        self._at.add_(1).clamp_(max=len(self._index) - 1)  # runs before the capture must not go beyond the end
 
     def _take_into_means(self) -> None:
         share = self._shares.index_select(0, self._at)[0]

@@ -19,7 +19,7 @@ _ROWS = 2048  # patches that are worth a product of their own: weight gradients 
 _PARTS = 16
 
 
-class Lifted(TorchFunctionMode):
+class VmapRules(TorchFunctionMode):
     """Within this context convolutions are matrix products, and padding does not enter batch statistics."""
 
     def __init__(self, w: Tensor | None = None, widest: int | None = None) -> None:

@@ -16,22 +16,22 @@ from torch import Tensor
 
 from fedc2i.core.params import Params, Stacked, stack
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
-from fedc2i.engine.executors.base import ClientBatch, Received, Trained
+from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.executors.workers.pool import Pool, Worker
-from fedc2i.engine.executors.workers.process import Job, Turned, describe
+from fedc2i.engine.executors.workers.process import Job, PlacedBatch, describe
 from fedc2i.engine.executors.workers.shared_memory import Layout
 from fedc2i.engine.records import Metrics
 
-_Place = tuple[int, int]  # a turn and a client's place in it
+_Place = tuple[int, int]  # a batch and a client's place in it
 
 
-class Workers:
-    """`Executor` over the processes of a pool; its numbers are those of `Looped`, bit for bit."""
+class WorkersExecutor:
+    """`Executor` over the processes of a pool; its numbers are those of `LoopedExecutor`, bit for bit."""
 
     def __init__(
         self,
         pool: Pool,
-        recipes: Sequence[RunContext],
+        contexts: Sequence[RunContext],
         data: Sequence[ClientData],
         threads: int = 1,
         on_client: Callable[[int, int], None] | None = None,
@@ -42,7 +42,7 @@ class Workers:
         self._on_client = on_client
         try:
             pool.is_ready(patient=True)
-            pool.tell(("open", {recipe.seed: recipe for recipe in recipes}, self._share(data), threads))
+            pool.tell(("open", {context.seed: context for context in contexts}, self._share(data), threads))
             for worker in pool.workers:
                 worker.receive()  # what cannot be read there, e.g. a class of a module that is not on its path
         except BaseException:
@@ -57,48 +57,50 @@ class Workers:
             clients.append((own.name, layout))
         return clients
 
-    def train(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
+    def train(self, batches: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
         """Local runs, uploads, and scores of the trained models if asked for."""
-        done = self._step("train", turns, evaluate)
+        done = self._step("train", batches, evaluate)
         return [Trained(*own) for own in zip(done.results, done.extras, done.metrics, strict=True)]
 
-    def personalise(self, turns: Sequence[ClientBatch], evaluate: bool) -> list[Received]:
+    def personalise(self, batches: Sequence[ClientBatch], evaluate: bool) -> list[Personalised]:
         """Starts of the next round, diagnostics, and scores of the starts if asked for."""
-        done = self._step("personalise", turns, evaluate)
-        return [Received(*own) for own in zip(done.results, done.extras, done.metrics, strict=True)]
+        done = self._step("personalise", batches, evaluate)
+        return [Personalised(*own) for own in zip(done.results, done.extras, done.metrics, strict=True)]
 
-    def evaluate(self, turns: Sequence[ClientBatch]) -> list[Metrics]:
+    def evaluate(self, batches: Sequence[ClientBatch]) -> list[Metrics]:
         """Metrics of every client on its own data."""
-        return self._step("score", turns, evaluate=True).metrics
+        return self._step("score", batches, evaluate=True).metrics
 
     def close(self) -> None:
         """The workers stay for the next run."""
         self._pool.give_back()
 
-    def _step(self, what: str, turns: Sequence[ClientBatch], evaluate: bool) -> _Step:
-        step = _Step(what, turns, evaluate, self._data, self._on_client if what == "train" else None)
+    def _step(self, what: str, batches: Sequence[ClientBatch], evaluate: bool) -> _Step:
+        step = _Step(what, batches, evaluate, self._data, self._on_client if what == "train" else None)
         try:
-            placed = self._place(turns, with_results=what != "score")
+            placed = self._place(batches, with_results=what != "score")
             self._pool.tell(("step", placed))
             self._pool.work(step.next_job, step.take)
         except BaseException:
             self._pool.discard()
             raise
         step.results = [
-            {name: tensor.clone() for name, tensor in self._pool.inputs.read(turn.results).items()} for turn in placed
+            {name: tensor.clone() for name, tensor in self._pool.inputs.read(batch.results).items()} for batch in placed
         ]
         return step
 
-    def _place(self, turns: Sequence[ClientBatch], with_results: bool) -> list[Turned]:
+    def _place(self, batches: Sequence[ClientBatch], with_results: bool) -> list[PlacedBatch]:
         """Puts a step's tensors into shared memory."""
         inputs, end, placed = self._pool.inputs, 0, []
-        for turn in turns:
-            params, end = inputs.write(turn.params, end)
-            results, end = inputs.place(turn.params if with_results else {}, end)
-            shared, end = inputs.write(turn.download.shared, end)
-            personal, end = inputs.write(turn.download.personal, end)
-            known = turn.download.clients
-            placed.append(Turned(turn.recipe.seed, turn.clients, params, results, shared, personal, known, turn.round))
+        for batch in batches:
+            params, end = inputs.write(batch.params, end)
+            results, end = inputs.place(batch.params if with_results else {}, end)
+            shared, end = inputs.write(batch.download.shared, end)
+            personal, end = inputs.write(batch.download.personal, end)
+            known = batch.download.clients
+            placed.append(
+                PlacedBatch(batch.context.seed, batch.clients, params, results, shared, personal, known, batch.round)
+            )
         return placed
 
 
@@ -108,14 +110,20 @@ class _Step:
     def __init__(
         self,
         what: str,
-        turns: Sequence[ClientBatch],
+        batches: Sequence[ClientBatch],
         evaluate: bool,
         data: Sequence[ClientData],
         on_client: Callable[[int, int], None] | None,
     ) -> None:
-        self._what, self._turns, self._evaluate, self._data, self._on_client = what, turns, evaluate, data, on_client
-        places = [(t, k) for t, turn in enumerate(turns) for k in range(len(turn.clients))]
-        places.sort(key=lambda place: -data[turns[place[0]].clients[place[1]]].samples)
+        self._what, self._batches, self._evaluate, self._data, self._on_client = (
+            what,
+            batches,
+            evaluate,
+            data,
+            on_client,
+        )
+        places = [(t, k) for t, batch in enumerate(batches) for k in range(len(batch.clients))]
+        places.sort(key=lambda place: -data[batches[place[0]].clients[place[1]]].samples)
         self._jobs = deque(Job(what, *place) for place in places if what != "score")
         self._scores: deque[Job] = deque()
         self._extras: dict[_Place, Params] = {}
@@ -132,7 +140,7 @@ class _Step:
 
     def take(self, job: Job, answer: Any, worker: Worker) -> None:
         """A worker's answer."""
-        place = job.turn, job.place
+        place = job.batch, job.place
         if job.what == "score":
             self._sums[place][job.piece] = {
                 name: torch.tensor(value, dtype=torch.float64) for name, value in answer.items()
@@ -145,8 +153,8 @@ class _Step:
             self._on_client(len(self._extras), len(self._sums))
 
     def _client(self, place: _Place) -> LocalClient:
-        turn = self._turns[place[0]]
-        return LocalClient(turn.recipe, self._data[turn.clients[place[1]]])
+        batch = self._batches[place[0]]
+        return LocalClient(batch.context, self._data[batch.clients[place[1]]])
 
     def _queue_scores(self, place: _Place) -> None:
         pieces = self._client(place).pieces()
@@ -155,14 +163,14 @@ class _Step:
     @property
     def extras(self) -> list[Stacked]:
         """Uploads or diagnostics."""
-        return [stack([self._extras[t, k] for k in range(len(turn.clients))]) for t, turn in enumerate(self._turns)]
+        return [stack([self._extras[t, k] for k in range(len(batch.clients))]) for t, batch in enumerate(self._batches)]
 
     @property
     def metrics(self) -> list[Metrics]:
         """Scores, if any were asked for."""
         return [
-            [self._metrics_of((t, k)) for k in range(len(turn.clients))] if self._evaluate else []
-            for t, turn in enumerate(self._turns)
+            [self._metrics_of((t, k)) for k in range(len(batch.clients))] if self._evaluate else []
+            for t, batch in enumerate(self._batches)
         ]
 
     def _metrics_of(self, place: _Place) -> dict[str, float]:

@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from fedc2i.core.errors import UserError
-from fedc2i.engine.executors.workers.shared_memory import Arena, inheritable
+from fedc2i.engine.executors.workers.shared_memory import SharedMemory, inheritable
 
 # A Ctrl-C reaches the main process, which closes the lines; a worker leaves it alone from its first moment on.
 _START = (
@@ -32,12 +32,12 @@ _PATIENCE = 0.5  # seconds that workers have to end by themselves
 class Worker:
     """One process: a line to it, and the memory it answers into."""
 
-    def __init__(self, shared: Sequence[Arena]) -> None:
+    def __init__(self, shared: Sequence[SharedMemory]) -> None:
         """Starts the process, which takes about a second to get ready."""
-        self.answers = Arena()
+        self.answers = SharedMemory()
         ours, theirs = (inheritable(end.detach()) for end in socket.socketpair())
         self.line = Connection(ours)
-        descriptors = [theirs, self.answers.descriptor, *(arena.descriptor for arena in shared)]
+        descriptors = [theirs, self.answers.descriptor, *(memory.descriptor for memory in shared)]
         code = _START.format(path=sys.path, descriptors=descriptors)
         one = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}  # no others wait in the wings
         try:
@@ -95,7 +95,7 @@ class Pool:
     """Workers, and the memory that all of them share: inputs of the present step, and the clients' data."""
 
     def __init__(self, count: int) -> None:
-        self.inputs, self.data = Arena(), Arena()
+        self.inputs, self.data = SharedMemory(), SharedMemory()
         self.workers: list[Worker] = []
         self.pid = os.getpid()
         self.taken = False

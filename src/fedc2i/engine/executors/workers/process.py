@@ -1,6 +1,6 @@
 """What a worker process does: it waits for jobs, computes for one client at a time, and answers.
 
-Messages in: ``open`` (recipes and data of a run), ``step`` (the tensors of a step), ``job``. Tensors lie in shared
+Messages in: ``open`` (contexts and data of a run), ``step`` (the tensors of a step), ``job``. Tensors lie in shared
 memory; messages say only where.
 """
 
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from fedc2i.core.params import Params, row
 from fedc2i.engine.client import ClientData, LocalClient, Piece, RunContext
-from fedc2i.engine.executors.workers.shared_memory import Arena, Layout
+from fedc2i.engine.executors.workers.shared_memory import Layout, SharedMemory
 from fedc2i.methods.base import Download
 from fedc2i.training.local import Batch
 
 SPLITS = ("train", "validation", "test")
 
 
-class Turned(NamedTuple):
+class PlacedBatch(NamedTuple):
     """A `ClientBatch` whose tensors lie in shared memory, with room for one result per client beside them."""
 
     seed: int
@@ -42,7 +42,7 @@ class Job(NamedTuple):
     """Something to do for one client: ``train``, ``personalise``, or ``score`` a piece of its data."""
 
     what: str
-    turn: int
+    batch: int
     place: int
     piece: Piece | None = None
     of_result: bool = True
@@ -51,43 +51,48 @@ class Job(NamedTuple):
 class _Desk:
     """What a worker has in front of it."""
 
-    def __init__(self, answers: Arena, inputs: Arena, data: Arena) -> None:
+    def __init__(self, answers: SharedMemory, inputs: SharedMemory, data: SharedMemory) -> None:
         self._answers, self._inputs, self._data = answers, inputs, data
         self._clients: list[ClientData] = []
-        self._recipes: dict[int, RunContext] = {}
-        self._turns: list[tuple[Turned, Params, Params, Download]] = []
+        self._contexts: dict[int, RunContext] = {}
+        self._batches: list[tuple[PlacedBatch, Params, Params, Download]] = []
 
-    def open(self, recipes: dict[int, RunContext], clients: list[tuple[str, Layout]], threads: int) -> None:
+    def open(self, contexts: dict[int, RunContext], clients: list[tuple[str, Layout]], threads: int) -> None:
         """A run begins."""
         torch.set_num_threads(threads)
-        self._recipes = recipes
+        self._contexts = contexts
         self._clients = [_client(name, self._data.read(layout)) for name, layout in clients]
 
-    def step(self, turns: list[Turned]) -> None:
+    def step(self, batches: list[PlacedBatch]) -> None:
         """The tensors of the next jobs are in place."""
         read = self._inputs.read
-        self._turns = [
-            (turn, read(turn.params), read(turn.results), Download(read(turn.shared), read(turn.personal), turn.known))
-            for turn in turns
+        self._batches = [
+            (
+                batch,
+                read(batch.params),
+                read(batch.results),
+                Download(read(batch.shared), read(batch.personal), batch.known),
+            )
+            for batch in batches
         ]
 
     def job(self, job: Job) -> Any:
         """The answer: floats, or where tensors are."""
-        turn, params, results, download = self._turns[job.turn]
-        number = turn.clients[job.place]
-        client = LocalClient(self._recipes[turn.seed], self._clients[number])
+        batch, params, results, download = self._batches[job.batch]
+        number = batch.clients[job.place]
+        client = LocalClient(self._contexts[batch.seed], self._clients[number])
         own, result = row(params, job.place), row(results, job.place)
         mail = download.to(number), download.position(number)
         if job.what == "score":
             assert job.piece is not None
-            sums = client.score(job.piece, result if job.of_result else own, *mail, turn.round)
+            sums = client.score(job.piece, result if job.of_result else own, *mail, batch.round)
             return {name: float(value) for name, value in sums.items()}
         extra: Mapping[str, Tensor]
         if job.what == "train":
-            made = client.train(own, *mail, turn.round)
-            extra = client.upload(made, own, *mail, turn.round)
+            made = client.train(own, *mail, batch.round)
+            extra = client.upload(made, own, *mail, batch.round)
         else:
-            made, extra = client.personalise(own, *mail, turn.round)
+            made, extra = client.personalise(own, *mail, batch.round)
         for name, tensor in result.items():
             tensor.copy_(made[name])
         return self._answers.write(extra)[0]
@@ -107,7 +112,7 @@ def describe(client: ClientData) -> Params:
 def serve(line: int, answers: int, inputs: int, data: int) -> None:
     """Works until the other end of the line is closed."""
     torch.set_num_threads(1)
-    desk = _Desk(Arena(answers), Arena(inputs), Arena(data))
+    desk = _Desk(SharedMemory(answers), SharedMemory(inputs), SharedMemory(data))
     connection = Connection(line)
     with contextlib.suppress(EOFError, OSError):  # of the line: the other end is gone
         connection.send_bytes(cloudpickle.dumps(("ready", None)))

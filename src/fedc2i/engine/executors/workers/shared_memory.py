@@ -17,7 +17,7 @@ _ALIGNED = 64  # bytes; libraries may add up in another order where memory is no
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies in an arena."""
+    """Where a tensor lies in shared memory."""
 
     offset: int
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ class Entry(NamedTuple):
 Layout = dict[str, Entry]
 
 
-class Arena:
+class SharedMemory:
     """A file in memory that grows as needed, known to other processes by its descriptor.
 
     It is not one of the files in ``/dev/shm``, whose sum is limited to 64 MB in many containers.
