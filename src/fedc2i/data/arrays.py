@@ -1,8 +1,7 @@
 """``arrays:DIR``: one ``<client>.npz`` per client, and `from_arrays` for arrays that are already in memory.
 
 An archive holds ``x_train``, ``y_train``, ``x_test`` and ``y_test``, optionally ``x_validation`` and
-``y_validation``, and ``classes``. Archives are taken as untrusted: nothing is unpickled, and the headers
-inside are checked against the file and the free memory before any array is read.
+``y_validation``, and ``classes``. Archives are read as untrusted, see `fedc2i.data.npz`.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from fedc2i.data.folder import entries
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("x_validation", "y_validation")
-COPIES = 2  # of a client's arrays that are in memory at once while they are read
+COPIES = 2  # of a client's arrays in memory while they are read
 MAX_CLASSES = 10_000
 MOST_LISTED = 8  # clients in a line, and classes of each
-MIN_EDGE = 8  # also what tells channels from pixels
+MIN_EDGE = 8  # shorter axes are channels
 SHAPES = "(N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W)"
 
 Array = np.ndarray[Any, Any]
@@ -34,13 +33,13 @@ def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Fed
     """Clients from a directory of NumPy archives.
 
     Args:
-        argument: the directory; each ``<client>.npz`` in it becomes a client, in natural order of names.
-        data_dir: not used; the directory is relative to the working directory.
+        argument: the directory, relative to the working directory; each ``<client>.npz`` in it becomes a client, in
+            natural order of names.
+        data_dir: not used.
         image_size: edge length to which all images are resized; without it they must all have one size.
 
     Raises:
-        UserError: for an archive that is damaged, too large, lacks a key or has one too many, or for arrays
-            that `from_arrays` refuses.
+        UserError: for a damaged or too large archive, a missing or unknown array, or arrays that `from_arrays` refuses.
     """
     if not argument:
         raise UserError("arrays: a directory is needed, as arrays:DIR with one <client>.npz per client")
@@ -52,23 +51,19 @@ def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Fed
     if not paths:
         raise UserError(f"{root}: no clients, expected one <client>.npz per client")
     clients: dict[str, ClientArrays] = {}
-    named: dict[Path, tuple[str, ...]] = {}
+    named: dict[tuple[str, ...], Path] = {}  # the first file with each list of classes
     for path in paths:
         arrays = _read_archive(path)
         if "classes" in arrays:
-            named[path] = _class_names(path, arrays.pop("classes"))
+            named.setdefault(_class_names(path, arrays.pop("classes")), path)
         clients[path.stem] = arrays
-    if len(set(named.values())) > 1:
-        distinct: dict[tuple[str, ...], str] = {}
-        for path, listed in named.items():
-            distinct.setdefault(listed, f"{path.name} has {_some(listed)}")
-        lists = "; ".join(list(distinct.values())[:MOST_LISTED])
+    if len(named) > 1:
+        lists = "; ".join(f"{path.name} has {_some(names)}" for names, path in list(named.items())[:MOST_LISTED])
         raise UserError(
             f"{root}: 'classes' differs between clients: {lists}; write one list of all of them into every file, and "
             "number its labels by it"
         )
-    classes = next(iter(named.values()), None)
-    return from_arrays(clients, classes, name=f"arrays:{argument}", image_size=image_size)
+    return from_arrays(clients, next(iter(named), None), name=f"arrays:{argument}", image_size=image_size)
 
 
 def from_arrays(
@@ -127,17 +122,16 @@ def _checked(where: str, given: ClientArrays) -> dict[str, Array]:
 
 
 def _refuse_keys(where: str, given: Collection[str]) -> None:
-    """Refuses arrays too few or too many."""
+    """Refuses missing and unknown arrays."""
     needed = REQUIRED + OPTIONAL if set(given) & set(OPTIONAL) else REQUIRED
-    for problem, keys in (
-        ("missing", [key for key in needed if key not in given]),
-        ("unknown", [one_line(key) for key in given if key not in REQUIRED + OPTIONAL]),
-    ):
-        if keys:
-            raise UserError(
-                f"{where}: {problem} {', '.join(keys)}; needed are {', '.join(REQUIRED)}, "
-                f"optional are {', '.join(OPTIONAL)} and, in files, classes"
-            )
+    missing = [key for key in needed if key not in given]
+    unknown = [one_line(key) for key in given if key not in REQUIRED + OPTIONAL]
+    if missing or unknown:
+        problem = f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(unknown)}"
+        raise UserError(
+            f"{where}: {problem}; needed are {', '.join(REQUIRED)}, "
+            f"optional are {', '.join(OPTIONAL)} and, in files, classes"
+        )
 
 
 def _images(where: str, x: Array) -> Array:
@@ -146,8 +140,8 @@ def _images(where: str, x: Array) -> Array:
         raise UserError(f"{where}: shape {shape}, allowed are {SHAPES} with H and W from {MIN_EDGE}; tables are not")
     if x.dtype != np.uint8:
         raise UserError(
-            f"{where}: type {x.dtype}, but uint8 images 0..255 are expected; of numbers in 0..1, "
-            "(255 * x).round().astype('uint8') makes such"
+            f"{where}: type {x.dtype}, but uint8 images 0..255 are expected; convert numbers in 0..1 by "
+            "(255 * x).round().astype('uint8')"
         )
     if x.ndim == 3:
         x = x[..., None]
@@ -163,7 +157,7 @@ def _labels(where: str, y: Array) -> Array:
         raise UserError(f"{where}: {y.dtype} of shape {y.shape}, but whole numbers of shape (N,) are expected")
     for label in (int(y.min()), int(y.max())) if len(y) else ():
         if not 0 <= label < MAX_CLASSES:
-            hint = "; leave samples without a label out" if label < 0 else ""
+            hint = "; remove samples without a label" if label < 0 else ""
             raise UserError(f"{where}: label {label} is out of range, allowed are 0..{MAX_CLASSES - 1}{hint}")
     return y
 
@@ -174,7 +168,7 @@ def _split(arrays: Mapping[str, Array], part: str, image_size: int | None) -> Sp
 
 
 def _read_archive(path: Path) -> dict[str, Array]:
-    """The arrays that a client may have; unknown ones are refused before any is read."""
+    """A client's arrays; unknown ones are refused before any is read."""
     with npz.opened(path) as archive:
         _refuse_keys(f"client '{path.stem}'", {*REQUIRED, *archive.names} - {"classes"})
         return archive.read(archive.names, COPIES)

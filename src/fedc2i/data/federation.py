@@ -68,8 +68,8 @@ class Federation:
         clients: the sites.
         classes: class names; a label ``c`` means ``classes[c]``.
         notes: what a reader of a result on this data must know (stand-ins, re-cuts).
-        preset: settings the benchmark prescribes (``model``, ``rounds``), used where the user says nothing.
-        averages: further averages that tables show beside ``Avg``, by title the clients they are over.
+        preset: default settings on this data (``model``, ``rounds``).
+        averages: further averages that tables show beside ``Avg``: by title, the clients they are over.
     """
 
     name: str
@@ -87,11 +87,7 @@ class Federation:
             raise UserError(f"{self.name}: client names must differ, got {', '.join(names)}")
         shape = self.clients[0].train.x.shape[1:]
         for client in self.clients:
-            for part, split in (
-                ("train", client.train),
-                ("validation", client.validation),
-                ("test", client.test),
-            ):
+            for part, split in (("train", client.train), ("validation", client.validation), ("test", client.test)):
                 self._check(f"{self.name}: client '{client.name}', {part}", split, part != "validation", shape)
 
     def _check(self, where: str, split: Split, needed: bool, shape: torch.Size) -> None:
@@ -143,34 +139,39 @@ class Federation:
         }
 
     def describe(self) -> list[str]:
-        """What was read, in one line, and a line for each thing that is probably not meant."""
+        """What was read, in one line, and a warning for each thing that is probably a mistake."""
         sizes = [f"{name} {'/'.join(map(str, own.values()))}" for name, own in self.samples().items()]
-        shown = ", ".join(sizes[:MOST_NAMED]) + (
-            f", and {len(sizes) - MOST_NAMED} more" if len(sizes) > MOST_NAMED else ""
-        )
+        more = f", and {len(sizes) - MOST_NAMED} more" if len(sizes) > MOST_NAMED else ""
         height, width = self.image_shape[1:]
         many = "s" * (len(self.clients) != 1)
-        lines = [
+        line = (
             f"{self.name}: {len(self.clients)} client{many}, {len(self.classes)} classes, images {height}x{width}; "
-            f"train/validation/test: {shown}"
-        ]
+            f"train/validation/test: {', '.join(sizes[:MOST_NAMED])}{more}"
+        )
+        warnings = self._warnings()
+        if len(warnings) >= MOST_NAMED:
+            hidden = len(warnings) + 1 - MOST_NAMED
+            warnings = [*warnings[: MOST_NAMED - 1], f"({hidden} more warnings)"]
+        return [line, *warnings]
+
+    def _warnings(self) -> list[str]:
         trained = {client.name: set(client.train.y.tolist()) for client in self.clients}
-        unseen = [name for label, name in enumerate(self.classes) if not any(label in own for own in trained.values())]
+        anywhere = set().union(*trained.values())
+        found = []
+        unseen = [name for label, name in enumerate(self.classes) if label not in anywhere]
         if unseen:
             named = ", ".join(unseen[:MOST_NAMED]) + (", ..." if len(unseen) > MOST_NAMED else "")
-            lines.append(f"warning: {len(unseen)} of {len(self.classes)} classes have no training sample ({named})")
+            found.append(f"warning: {len(unseen)} of {len(self.classes)} classes have no training sample ({named})")
         for client in self.clients:
             only_tested = sorted(set(client.test.y.tolist()) - trained[client.name])
             if only_tested:
                 named = ", ".join(self.classes[label] for label in only_tested[:MOST_NAMED])
-                lines.append(f"warning: {client.name} is tested on classes it has no training sample of ({named})")
-        return (
-            lines if len(lines) <= MOST_NAMED else [*lines[:MOST_NAMED], f"({len(lines) - MOST_NAMED} more warnings)"]
-        )
+                found.append(f"warning: {client.name} is tested on classes it has no training sample of ({named})")
+        return found
 
     @functools.cached_property
     def checksums(self) -> dict[str, str]:
-        """SHA-256 of every client's images and labels as they are trained on, to trace a number back to its data."""
+        """SHA-256 of every client's images and labels, which trace a number back to its data."""
         return {client.name: _digest(client) for client in self.clients}
 
 

@@ -5,8 +5,8 @@ Two layouts, one for all clients::
     DIR/<client>/<class>/*                      divided 70/10/20 into train, validation and test
     DIR/<client>/{train,test}/<class>/*         as given; ``validation`` (or ``val``) is optional
 
-Hidden files, a README and what Windows leaves (Thumbs.db, desktop.ini) are ignored everywhere; anything else that does
-not belong is refused.
+Hidden files, a README and files that Windows makes (Thumbs.db, desktop.ini) are ignored; any other stray file is
+refused.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ Parts = dict[str, Files]  # by "train", "validation", "test"
 def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Federation:
     """Clients from a folder of image files.
 
-    Classes are the union over all clients, and a client may miss some; clients and classes are in natural
-    order (``10`` after ``9``). Where no splits are given, the names of client, class and file decide an
-    image's place, not the order of reading nor where ``DIR`` lies.
+    Classes are the union over all clients, and a client may lack some; clients and classes are in natural order
+    (``10`` after ``9``). Without given splits, only the names of client, class and file decide an image's split.
 
     Args:
-        argument: the directory ``DIR``.
-        data_dir: not used; ``DIR`` is relative to the working directory.
+        argument: the directory ``DIR``, relative to the working directory.
+        data_dir: not used.
         image_size: edge length to which every image is resized, 32 if not given; aspect ratios are not kept.
 
     Raises:
@@ -79,7 +78,7 @@ def natural_key(name: str) -> tuple[list[str | int], str]:
 
 
 def entries(directory: Path) -> list[Path]:
-    """What lies in a directory, in natural order, without READMEs, hidden files and those that Windows leaves.
+    """The files and folders in a directory, in natural order, without those that are ignored.
 
     Raises:
         UserError: if it cannot be read, or holds a symbolic link that is broken or leads back to it.
@@ -108,7 +107,7 @@ def _directories(directory: Path, expected: str) -> list[Path]:
 
 
 def _part_names(client: Path) -> list[str]:
-    """The names of the given splits, none if the client's folders are classes."""
+    """The names of the given splits; empty if the client's folders are classes."""
     names = [path.name for path in _directories(client, "a folder per class or split")]
     parts = [name for name in names if name in PARTS]
     if not names:
@@ -147,7 +146,7 @@ def _given_parts(client: Path) -> Parts:
 
 
 def _divided(client: Path) -> Parts:
-    """Divide a client's images, stratified by class, in an order that only the names decide."""
+    """Divides a client's images, stratified by class, in an order that only the names decide."""
     files = _class_files(client)
     if len(files) < 2:
         raise UserError(f"{client}: {len(files)} image, at least one for training and one for test are needed")

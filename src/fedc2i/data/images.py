@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from fedc2i.core import memory
-from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.errors import UserError, flaw
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # Pillow knows more; of EPS it would run Ghostscript
@@ -33,7 +33,7 @@ def read_image(path: Path, size: int | None = None) -> np.ndarray[Any, np.dtype[
         raise UserError(f"{path}: not a file, an image is expected")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of bombs, which are refused below, and of odd metadata
+            warnings.simplefilter("ignore")  # about sizes, which are checked below, and odd metadata
             with Image.open(path, formats=FORMATS) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise UserError(f"{path}: {image.width}x{image.height} pixels, allowed are {MAX_PIXELS:,}")
@@ -42,16 +42,15 @@ def read_image(path: Path, size: int | None = None) -> np.ndarray[Any, np.dtype[
         raise
     except UnidentifiedImageError:
         raise UserError(f"{path}: cannot be read as an image, allowed are {', '.join(FORMATS)}") from None
-    except Exception as error:  # of a damaged file Pillow's parsers raise nearly anything
-        reason = one_line(error, 160) or type(error).__name__
-        raise UserError(f"{path}: cannot be read as an image ({reason})") from None
+    except Exception as error:  # Pillow raises nearly anything about a damaged file
+        raise UserError(f"{path}: cannot be read as an image ({flaw(error)})") from None
     if size is not None and picture.size != (size, size):
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
     return np.asarray(picture, dtype=np.uint8)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """As 8-bit RGB: 16-bit grey is scaled (Pillow would clip it to white), transparency is laid on white."""
+    """As 8-bit RGB: 16-bit grey is scaled (Pillow would clip it to white), transparent pixels get a white ground."""
     if image.mode == "F":
         raise ValueError("floating-point pixels have no fixed range, allowed are 8 or 16 bits")
     if image.mode.startswith("I"):

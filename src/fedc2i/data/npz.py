@@ -1,7 +1,7 @@
-"""npz archives of unknown origin, read without trust.
+"""npz archives from strangers.
 
-Nothing is unpickled. What an archive declares (its members, their headers, their sizes) is held against the file
-itself and the memory of this machine before anything is allocated, and a bad archive ends in one `UserError`.
+Nothing is unpickled. What an archive declares (members, headers, sizes) is compared with the file and with the free
+memory before anything is allocated, and a bad archive raises one `UserError`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import numpy as np
 from numpy.lib import format as npy
 
 from fedc2i.core import memory
-from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.errors import UserError, flaw, one_line
 
 Array = np.ndarray[Any, Any]
 
 MOST_MEMBERS = 2**16  # a run of a thousand seeds has some thousand
-MOST_HEADER = 10_000  # bytes before an array, as numpy allows; it reads longer ones into memory before it says no
+MOST_HEADER = 10_000  # bytes before an array; numpy allows no more, but reads them all before it refuses
 MAX_RATIO = 200  # unpacked to packed; real images stay far below
 RATIO_FREE_BYTES = 16 * 2**20  # below this a high ratio is harmless, and sorted labels may reach it
 _PIECE = 2**20
-_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others, such as LZMA, ask for memory of their own
-_KINDS = "biufSU"  # truth, numbers and text
+_PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # unpacking others, such as LZMA, can need much memory
+_KINDS = "biufSU"  # booleans, numbers and text
 _DAMAGE = (
     *(OSError, EOFError, ValueError, RuntimeError, OverflowError, zipfile.BadZipFile, zlib.error, struct.error),
     *(SyntaxError, TypeError, MemoryError, tokenize.TokenError),  # numpy parses a header as a Python literal
@@ -56,16 +56,11 @@ class Archive:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the arrays, as the archive lists them."""
+        """The names of all arrays."""
         return tuple(self._members)
 
     def read(self, names: Iterable[str], copies: int = 1) -> dict[str, Array]:
-        """Some of the arrays.
-
-        Args:
-            names: which; one that is not there is refused.
-            copies: how many times they will be in memory at once.
-        """
+        """The arrays of these names, which will be in memory ``copies`` times at once."""
         wanted = list(names)
         for name in wanted:
             if name not in self._members:
@@ -77,7 +72,7 @@ class Archive:
         return {name: self._read(name) for name in wanted}
 
     def _declared(self, name: str) -> int:
-        """The size that an array's header declares, once it agrees with the archive and the packing is plausible."""
+        """The size in an array's header, if it agrees with the archive and the packing is plausible."""
         where, member = f"{self._path}, {one_line(name)}", self._members[name]
         with self._file.open(member) as stream:
             shape, _, dtype = _header(where, stream)
@@ -105,21 +100,13 @@ class Archive:
         if filled != len(flat):
             raise EOFError(f"{name} is cut off")
         if dtype.kind == "U":
-            check_letters(flat, dtype)
+            _check_letters(flat, dtype)
         values = flat.view(dtype) if dtype.itemsize else np.empty(0, dtype)
         return values.reshape(shape[::-1]).T if fortran else values.reshape(shape)
 
 
-def check_letters(content: Array, dtype: np.dtype[Any]) -> None:
-    """Refuses what is no text: Python's own strings break on such numbers, and numpy does not look.
-
-    Args:
-        content: the bytes of an array of text.
-        dtype: its type, of kind ``U``.
-
-    Raises:
-        ValueError: if a letter is none of Unicode's.
-    """
+def _check_letters(content: Array, dtype: np.dtype[Any]) -> None:
+    """Refuses text with numbers that are not letters of Unicode: numpy accepts them, but Python's strings fail."""
     letters = content.view(np.dtype("u4").newbyteorder(dtype.byteorder))
     if letters.size and letters.max() > sys.maxunicode:
         raise ValueError("text with letters that do not exist")
@@ -143,11 +130,9 @@ def _header(where: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dt
 
 @contextmanager
 def opened(path: Path, ratio: int | None = MAX_RATIO) -> Iterator[Archive]:
-    """An archive to read from; whatever is wrong with it is a `UserError` that names it.
+    """An archive to read from; a damaged one raises a `UserError` that names it.
 
-    Args:
-        path: its file.
-        ratio: the most that an array may unpack to, as a multiple of its packed size; None for any.
+    ``ratio`` is the most that an array may unpack to, as a multiple of its packed size; None for any.
     """
     try:
         with zipfile.ZipFile(path) as file:
@@ -155,8 +140,4 @@ def opened(path: Path, ratio: int | None = MAX_RATIO) -> Iterator[Archive]:
     except FileNotFoundError as error:
         raise UserError(f"{path}: {error.strerror}, an .npz archive is expected") from None
     except _DAMAGE as error:
-        raise UserError(f"{path}: cannot be read as an .npz archive ({_reason(error)})") from None
-
-
-def _reason(error: BaseException) -> str:
-    return one_line(error, 160) or type(error).__name__
+        raise UserError(f"{path}: cannot be read as an .npz archive ({flaw(error)})") from None

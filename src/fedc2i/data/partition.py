@@ -1,7 +1,7 @@
-"""Split the clients of a federation further, with a chosen kind of heterogeneity.
+"""Splits the clients of a federation further, with a chosen kind of heterogeneity.
 
-A one-client federation becomes "one data set over any number of clients"; with more clients each is split on
-its own, so that domain shift and label or quantity skew can be combined.
+One client becomes one data set over many clients. Several clients are split one by one, which combines domain shift
+with label or quantity skew.
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ class _Spec:
 
 
 def partition(federation: Federation, spec: str, seed: int = 0, *, min_samples: int = 2) -> Federation:
-    """Split every client into K clients named ``<client>/1`` to ``<client>/K``.
+    """Splits every client into K clients named ``<client>/1`` to ``<client>/K``.
 
     Args:
         federation: what to split.
         spec: ``iid:K`` (at random, equal sizes), ``dirichlet:K:ALPHA`` (label skew: the shares of each class
             over the K clients are drawn from Dirichlet(ALPHA)), ``shards:K:S`` (sorted by label, cut into K*S
             shards, S to each) or ``quantity:K:ALPHA`` (sizes from Dirichlet(ALPHA), labels at random).
-        seed: the only source of randomness, with the client's name: a client is split alike in any company.
-        min_samples: training samples a new client must have, from 1; two is the least that batch
-            normalisation can train on.
+        seed: the only source of randomness, with the client's name; other clients do not matter.
+        min_samples: training samples a new client must have, from 1; BatchNorm needs two.
 
     Returns:
         The new federation. Every sample is in exactly one new client. Validation and test are divided by each
@@ -176,7 +175,7 @@ def _quantity(labels: Indices, spec: _Spec, rng: np.random.Generator) -> list[In
 
 
 def _cut(rows: Indices, spec: _Spec, rng: np.random.Generator) -> list[Indices]:
-    """Cut ``rows`` into K runs whose lengths have shares drawn from Dirichlet(ALPHA)."""
+    """Cuts ``rows`` into K pieces whose sizes are drawn from Dirichlet(ALPHA)."""
     shares = rng.dirichlet(np.full(spec.count, spec.setting))
     return np.split(rows, np.rint(np.cumsum(shares)[:-1] * len(rows)).astype(np.int64))
 
@@ -190,11 +189,9 @@ _DRAWS: dict[str, Callable[[Indices, _Spec, np.random.Generator], list[Indices]]
 
 
 def _follow(counts: Indices, labels: Indices, rng: np.random.Generator) -> list[Indices]:
-    """Divide samples by the class shares in ``counts`` ``(K, C)``; a class nobody has goes by the clients'
-    sizes.
+    """Divides samples by the class shares in ``counts`` ``(K, C)``, or by the clients' sizes for a class nobody has.
 
-    Shares are rounded down, and what is left of a class goes to the clients that are furthest below their
-    total.
+    Shares are rounded down; the remaining samples go to the clients that are furthest below their total.
     """
     parts: list[list[Indices]] = [[np.empty(0, np.int64)] for _ in counts]
     behind = np.zeros(len(counts))

@@ -28,16 +28,15 @@ def load(
     """Load a federation by name.
 
     Args:
-        spec: ``name`` or ``name:argument``; the names are those in `SOURCES`, the argument is explained by
-            the source, e.g. ``embedded:scans,ink`` or ``folder:my_images``.
+        spec: ``name`` or ``name:argument``, e.g. ``embedded:scans,ink`` or ``folder:my_images``; the names are those in
+            `SOURCES`.
         data_dir: where downloaded data lies, for the sources that need it.
-        image_size: edge length of the images, 8 to 512; the source's own if not given.
+        image_size: edge length of the images, 8 to 512; the source's default if not given.
         partition: split every client further, e.g. ``dirichlet:10:0.5``; see `fedc2i.data.partition`.
         seed: of the partition.
 
     Raises:
-        UserError: for an unknown name or a size out of range, and for what the source or the partition
-            refuses.
+        UserError: for an unknown name, a size out of range, or data that the source or the partition refuses.
 
     Example:
         >>> load("embedded:scans,ink").names
@@ -54,7 +53,7 @@ def load(
         try:
             os.fsencode(Path(path).expanduser())
         except UnicodeEncodeError:
-            raise UserError(f"data '{name}': {path!a} is no name that a file can have here") from None
+            raise UserError(f"data '{name}': {path!a} cannot be the name of a file here") from None
         except RuntimeError:
             raise UserError(f"data '{name}': '{path}' names a user that this machine does not know") from None
     source = importlib.import_module(f"fedc2i.data.{name}")
