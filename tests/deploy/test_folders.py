@@ -100,12 +100,11 @@ def test_a_site_is_made(tmp_path: Path, federation: Federation, monkeypatch: pyt
     assert found.load().names == ("hospital-a",)
 
 
-def test_a_client_need_not_be_named_where_there_is_one(tmp_path: Path, federation: Federation) -> None:
+def test_a_client_need_not_be_named_if_it_is_the_only_one(tmp_path: Path, federation: Federation) -> None:
     data = write_arrays(tmp_path / "images", federation.select(["b"]))
-    made, loaded = site_folder.make_site(tmp_path / "a", "hospital-a", data, CENTRE)
+    _, loaded = site_folder.make_site(tmp_path / "a", "hospital-a", data, CENTRE)
     assert loaded is not None
     assert loaded.samples() == {"hospital-a": {"train": 20, "validation": 0, "test": 9}}
-    assert made == read_site(tmp_path / "a", ready=False)
 
 
 def test_the_data_folder_is_stored_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +112,7 @@ def test_the_data_folder_is_stored_absolute(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDC2I_DATA", "benchmarks")
     made, _ = site_folder.make_site(tmp_path / "a", "a", "digit5:mnist", CENTRE, check=False)
+    assert made == read_site(tmp_path / "a", ready=False)
     assert made.data_dir == read_site(tmp_path / "a", ready=False).data_dir == tmp_path / "benchmarks"
 
 
@@ -133,12 +133,6 @@ def test_no_site_is_made_of_wrong_arguments(tmp_path: Path, changed: dict[str, A
     named = {"name": "a", "data": "embedded:scans", "coordinator": CENTRE, **changed}
     assert reason in refusal(site_folder.make_site, tmp_path / "a", **named)
     assert not any(tmp_path.iterdir())
-
-
-def test_a_server_certificate_is_no_authority(tmp_path: Path, centre: Path) -> None:
-    own = (centre / "server.crt").read_bytes()
-    named = {"authority": own, "check": False}
-    assert "authority" in refusal(site_folder.make_site, tmp_path / "a", "a", "embedded", CENTRE, **named)
 
 
 def full(path: Path, content: bytes) -> int:
@@ -182,46 +176,37 @@ def test_reading_a_site(hospital: Path) -> None:
     assert "`fedc2i site init`" in refusal(read_site, hospital / "nowhere")
 
 
-SETTINGS = {"name": "a", "data": "embedded", "coordinator": CENTRE}
+SITE = {"name": "a", "data": "embedded", "coordinator": CENTRE}
+COORDINATOR = {"hosts": ["a.org"], "port": 9092, "bind": "127.0.0.1"}
 
 
 @pytest.mark.parametrize(
-    ("changed", "reason"),
+    ("kind", "changed", "reason"),
     [
-        ({"nmae": "x"}, "unknown setting 'nmae', allowed are name, data"),
-        ({"image_size": "12"}, "'image_size' must be a whole number, got '12'"),
-        ({"image_size": True}, "'image_size' must be a whole number"),
-        ({"data": 3}, "'data' must be a text"),
-        ({"name": "a/b"}, "not allowed as a site"),
-        ({"coordinator": "x"}, "no address"),
-        ({"coordinator": None}, "'coordinator' is missing"),
+        ("site", {"nmae": "x"}, "unknown setting 'nmae', allowed are name, data"),
+        ("site", {"image_size": "12"}, "'image_size' must be a whole number, got '12'"),
+        ("site", {"image_size": True}, "'image_size' must be a whole number"),
+        ("site", {"data": 3}, "'data' must be a text"),
+        ("site", {"name": "a/b"}, "not allowed as a site"),
+        ("site", {"coordinator": "x"}, "no address"),
+        ("site", {"coordinator": None}, "'coordinator' is missing"),
+        ("coordinator", {"hosts": []}, "at least one"),
+        ("coordinator", {"hosts": [1]}, "a list of texts"),
+        ("coordinator", {"hosts": "a.org"}, "'hosts' must be a list of texts"),
+        ("coordinator", {"hosts": ["a.org:1"]}, "neither a host name"),
+        ("coordinator", {"port": 0}, "port 0 is out of range"),
+        ("coordinator", {"port": 1.0}, "'port' must be a whole number"),
+        ("coordinator", {"bind": "a.org"}, "no IP address"),
+        ("coordinator", {"key": "x"}, "unknown setting"),
     ],
 )
-def test_settings_of_a_site_that_are_refused(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
-    values = {name: value for name, value in {**SETTINGS, **changed}.items() if value is not None}
-    (tmp_path / "site.toml").write_text(tomli_w.dumps(values))
-    message = refusal(read_site, tmp_path, ready=False)
+def test_settings_that_are_rejected(tmp_path: Path, kind: str, changed: dict[str, Any], reason: str) -> None:
+    values = {**(SITE if kind == "site" else COORDINATOR), **changed}
+    path = tmp_path / f"{kind}.toml"
+    path.write_text(tomli_w.dumps({name: value for name, value in values.items() if value is not None}))
+    message = refusal(read_site if kind == "site" else read_coordinator, tmp_path, ready=False)
     assert reason in message
-    assert message.startswith(f"{tmp_path / 'site.toml'}: ")
-
-
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"hosts": []}, "at least one"),
-        ({"hosts": [1]}, "a list of texts"),
-        ({"hosts": "a.org"}, "'hosts' must be a list of texts"),
-        ({"hosts": ["a.org:1"]}, "neither a host name"),
-        ({"port": 0}, "port 0 is out of range"),
-        ({"port": 1.0}, "'port' must be a whole number"),
-        ({"bind": "a.org"}, "no IP address"),
-        ({"key": "x"}, "unknown setting"),
-    ],
-)
-def test_settings_of_the_coordinator_that_are_refused(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
-    values = {"hosts": ["a.org"], "port": 9092, "bind": "127.0.0.1", **changed}
-    (tmp_path / "coordinator.toml").write_text(tomli_w.dumps(values))
-    assert reason in refusal(read_coordinator, tmp_path, ready=False)
+    assert message.startswith(f"{path}: ")
 
 
 NAMES = [*site_folder.SETTINGS, *coordinator_folder.SETTINGS]

@@ -92,7 +92,7 @@ def test_options_and_settings_are_understood(method: str, more: dict[str, Any]) 
     assert_understood(plan(method, **more))
 
 
-def test_what_is_no_business_of_the_sites_is_not_told() -> None:
+def test_settings_of_the_coordinators_machine_do_not_travel() -> None:
     text = describe(plan(seeds="7-9", device="cpu"), 8)
     said = json.loads(text)
     assert not {"data", "data_dir", "device", "seeds", "executor", "workers"} & said["settings"].keys()
@@ -159,10 +159,7 @@ def test_a_file_that_needs_another_beside_it_is_refused_before_anything_starts(
     for method, model in ((f"{own}:Shy:shyness=0.25", None), ("fedavg", f"{own}:tiny")):
         with pytest.raises(UserError) as refused:
             reject_local_imports(method, model)
-        assert str(refused.value) == (
-            f"{own}: imports '{name}' from beside it, which does not travel to the sites; move what it needs into "
-            f"own.py, or install '{name.lstrip('.')}' as a package here and at every site"
-        )
+        assert f"{own}: imports '{name}' from beside it" in str(refused.value)
 
 
 def test_a_file_that_imports_what_is_installed_may_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,11 +183,14 @@ def test_a_file_that_imports_what_is_installed_may_travel(tmp_path: Path, monkey
     reject_local_imports(f"{own}:Shy", None)  # installed, and so it may be at the sites
 
 
-def test_an_own_model_of_another_shape_is_refused(own: tuple[Path, Path]) -> None:
+def test_an_own_model_of_another_shape_or_a_missing_one_is_rejected(own: tuple[Path, Path]) -> None:
     mine, app = own
     text = describe(plan(model=f"{mine}/other.py:tiny"), 1)
     (app / "plugins" / "model_other.py").write_text(OWN_MODEL.replace("WIDTH", "5"))
-    with pytest.raises(UserError, match=r"its model '.*model_other\.py:tiny' has another architecture than the coord"):
+    with pytest.raises(UserError, match=r"model_other\.py:tiny' has another architecture"):
+        understand(text, app)
+    (app / "plugins" / "model_other.py").unlink()
+    with pytest.raises(UserError, match=r"model_other\.py: no such file$"):
         understand(text, app)
 
 
@@ -213,14 +213,6 @@ def test_only_files_of_the_app_are_executed(own: tuple[Path, Path], part: str, t
     assert not (tmp_path / "done").exists()
 
 
-def test_a_file_that_the_app_lacks_is_named(own: tuple[Path, Path]) -> None:
-    mine, app = own
-    text = describe(plan(f"{mine}/both.py:Shy"), 1)
-    (app / "plugins" / "method_both.py").unlink()
-    with pytest.raises(UserError, match=r"method_both\.py: no such file$"):
-        understand(text, app)
-
-
 # What a site cannot do.
 
 
@@ -228,12 +220,9 @@ def changed(**more: Any) -> str:
     return json.dumps({**json.loads(describe(plan(), 0)), **more})
 
 
-def test_another_version_is_named() -> None:
+def test_only_the_last_digit_of_a_version_may_differ() -> None:
     with pytest.raises(UserError, match=rf"^this site has fedc2i {__version__}, the coordinator 99\.1\.0$"):
         understand(changed(version="99.1.0"))
-
-
-def test_the_last_digit_of_a_version_may_differ() -> None:
     major, minor, *_ = __version__.split(".")
     assert understand(changed(version=f"{major}.{minor}.99"))[1] == ("no", "yes", "λ")
 

@@ -1,4 +1,4 @@
-"""A site: which data is its own, how its labels are numbered, and that every mishap is told in a line."""
+"""A site: which data it has, how its labels are numbered, and that every error becomes one line."""
 
 from __future__ import annotations
 
@@ -62,34 +62,25 @@ def home(classes: tuple[str, ...], labels: list[int]) -> Home:
     return Home(Client("a", split(labels), split([]), split(labels[::-1])), classes)
 
 
-def test_labels_stay_where_the_classes_are_those_of_the_run() -> None:
-    own = home(("cat", "dog"), [0, 1, 1]).data(("cat", "dog"))
-    assert own.train.y.tolist() == [0, 1, 1]
-    assert own.counts.tolist() == [1, 2]
-
-
-def test_labels_are_renumbered_by_the_classes_names() -> None:
-    own = home(("cat", "dog"), [0, 1, 1]).data(("ant", "dog", "bee", "cat"))
-    assert own.train.y.tolist() == [3, 1, 1]
-    assert own.test.y.tolist() == [1, 1, 3]
-    assert own.validation.y.tolist() == []
-    assert own.counts.tolist() == [0, 2, 0, 1]
-    assert own.name == "a"
-
-
-def test_one_order_for_all_or_the_labels_would_mean_different_things() -> None:
-    assert home(("cat", "dog"), [0, 1]).data(("dog", "cat")).train.y.tolist() == [1, 0]
+@pytest.mark.parametrize(
+    ("run", "labels", "counts"),
+    [
+        (("cat", "dog"), [0, 1, 1], [1, 2]),
+        (("dog", "cat"), [1, 0, 0], [2, 1]),
+        (("ant", "dog", "bee", "cat"), [3, 1, 1], [0, 2, 0, 1]),
+    ],
+)
+def test_labels_are_numbered_by_the_runs_classes(run: tuple[str, ...], labels: list[int], counts: list[int]) -> None:
+    site = home(("cat", "dog"), [0, 1, 1])
+    own = site.data(run)
+    assert (own.name, own.train.y.tolist(), own.counts.tolist()) == ("a", labels, counts)
+    assert (own.test.y.tolist(), own.validation.y.tolist()) == (labels[::-1], [])
+    assert site.client.train.y.tolist() == [0, 1, 1]  # its own data stays unchanged
 
 
 def test_a_class_that_the_run_does_not_have_is_named() -> None:
     with pytest.raises(UserError, match=r"^the run has no class cow, eel; it has cat, dog$"):
         home(("cat", "cow", "eel"), [0, 1]).data(("cat", "dog"))
-
-
-def test_renumbering_leaves_the_sites_own_data_alone() -> None:
-    own = home(("cat", "dog"), [0, 1])
-    own.data(("dog", "cat"))
-    assert own.client.train.y.tolist() == [0, 1]
 
 
 # Where the data is.
@@ -122,7 +113,7 @@ def test_a_partition_that_is_not_there_is_named(arrays: str, number: int) -> Non
     ("run", "node"),
     [({}, {}), ({"data": "embedded"}, {}), ({}, {"partition-id": 0}), ({"data": ""}, {"partition-id": 0})],
 )
-def test_a_node_with_neither_folder_nor_partition_is_told_what_to_do(run: dict[str, Any], node: dict[str, Any]) -> None:
+def test_a_node_with_neither_folder_nor_partition_is_rejected(run: dict[str, Any], node: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"^this node has no site folder; start it with `fedc2i site start`, or name"):
         home_of(context(run, **node))
 
@@ -176,7 +167,7 @@ def test_a_runs_description_is_read_once(arrays: str, monkeypatch: pytest.Monkey
     assert [text == seen[0] for text in seen] == [True, False]
 
 
-def test_mishaps_are_told_in_a_line(arrays: str, tmp_path: Path) -> None:
+def test_every_error_becomes_one_line(arrays: str, tmp_path: Path) -> None:
     app, where = app_in(), context({"data": arrays}, **{"partition-id": 0})
     good = describe(planned(arrays), 0)
     nowhere = context({"data": f"arrays:{tmp_path / 'nowhere'}"}, **{"partition-id": 0})
@@ -205,7 +196,7 @@ def test_images_that_the_model_does_not_fit_are_named(arrays: str) -> None:
     assert "lenet5" in refusal(ask(app, "train", task(describe(plan, 0)), context()))
 
 
-def test_a_bug_is_told_by_its_kind_and_kept_in_the_sites_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bug_is_named_and_its_traceback_stays_in_the_sites_log(capsys: pytest.CaptureFixture[str]) -> None:
     def broken(_: Any) -> Any:
         raise ZeroDivisionError("by\nnothing")
 
