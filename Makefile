@@ -39,8 +39,8 @@ docs: install-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lint: install-dev
-	$(BIN)/ruff check src tests benchmarks examples docs/hooks.py
-	$(BIN)/ruff format --check src tests benchmarks examples docs/hooks.py
+	$(BIN)/ruff check src tests benchmarks experiments examples docs/hooks.py
+	$(BIN)/ruff format --check src tests benchmarks experiments examples docs/hooks.py
 	$(BIN)/mypy
 
 install: $(VENV)/.installed

@@ -5,6 +5,8 @@
 `read_model` read a run folder back.
 """
 
+import sys
+
 from fedc2i.api import compare, run
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import option
@@ -15,11 +17,12 @@ from fedc2i.data.sources import load
 from fedc2i.methods.base import Download, Method, Phase, Probe, Site, Uploads
 from fedc2i.methods.math.influence import class_losses, client_losses, influence
 from fedc2i.models.model import Model, split
-from fedc2i.report.notebook import Comparison
-from fedc2i.report.trackers import track
+from fedc2i.report.comparison import comparison_table
+from fedc2i.report.plots import plot_accuracy, plot_influence
+from fedc2i.report.tracking import track
 from fedc2i.runs.folder import read_model
 from fedc2i.runs.read import read_run
-from fedc2i.runs.results import Result, Score
+from fedc2i.runs.results import Comparison, Result, Score
 from fedc2i.runs.resume import resume
 from fedc2i.training.local import Batch
 
@@ -43,10 +46,13 @@ __all__ = [
     "class_losses",
     "client_losses",
     "compare",
+    "comparison_table",
     "from_arrays",
     "influence",
     "load",
     "option",
+    "plot_accuracy",
+    "plot_influence",
     "read_model",
     "read_run",
     "resume",
@@ -54,3 +60,8 @@ __all__ = [
     "split",
     "track",
 ]
+
+if "IPython" in sys.modules:
+    from fedc2i.report.notebook import register
+
+    register()

@@ -11,10 +11,9 @@ from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 from fedc2i.report import figures
-from fedc2i.report.notebook import Comparison
 from fedc2i.runs.folder import new_folder, slug
 from fedc2i.runs.plan import Observer, Plan, prepare
-from fedc2i.runs.results import Result
+from fedc2i.runs.results import Comparison, Result
 from fedc2i.runs.resume import finish_comparison, write_plan
 
 

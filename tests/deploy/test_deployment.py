@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("flwr.app")
 import fedc2i
+from fedc2i.runs.summary import summary as summary_of
 
 PROGRAM = (sys.executable, "-m", "fedc2i")
 TOLERANCE = 1e-4  # of an accuracy in percent: the engines do the same operations in the same order
@@ -40,7 +41,7 @@ def assert_same_accuracies(mine: dict[str, Any], theirs: dict[str, Any]) -> None
 
 
 def in_process(method: str, sites: tuple[str, ...], **settings: Any) -> dict[str, Any]:
-    return fedc2i.run(method, fedc2i.load("embedded").select(sites), model="lenet5", **settings).summary()
+    return summary_of(fedc2i.run(method, fedc2i.load("embedded").select(sites), model="lenet5", **settings))
 
 
 def test_two_real_sites_give_the_numbers_of_the_in_process_engine(tmp_path: Path) -> None:

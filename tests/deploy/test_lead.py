@@ -31,6 +31,7 @@ from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.message_handlers import Home
 from fedc2i.runs import journal
 from fedc2i.runs.read import read_run
+from fedc2i.runs.summary import summary as summary_of
 from helpers import files_below, is_drawn, write_arrays
 
 QUICK: dict[str, Any] = {"model": "lenet5", "rounds": 3, "epochs": 1, "batch_size": 5}
@@ -138,7 +139,7 @@ def test_a_run_over_partitions_of_a_data_set(with_figures: None, tmp_path: Path,
         f"trained {result.scores('trained')['Avg']} %"
     )
     told = json.loads((out / "summary.json").read_text())["versions"]
-    assert told == {**in_process(federation).summary()["versions"], "flwr": version("flwr")}
+    assert told == {**summary_of(in_process(federation))["versions"], "flwr": version("flwr")}
     again = read_run(out)
     np.testing.assert_allclose(again.accuracy("trained"), result.accuracy("trained"), atol=1e-6)
     assert again.federation.samples()["b"] == {"train": 9, "validation": 4, "test": 9}

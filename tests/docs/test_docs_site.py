@@ -120,4 +120,4 @@ def test_the_api_is_what_is_exported(site: Path, pages: dict[Path, Page]) -> Non
     for name in fedc2i.__all__:
         if name != "__version__":
             assert f"{getattr(fedc2i, name).__module__}.{name}" in anchors
-    assert "fedc2i.runs.results.Result.plot_influence" in anchors
+    assert "fedc2i.report.plots.plot_influence" in anchors

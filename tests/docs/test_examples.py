@@ -49,7 +49,7 @@ def test_own_model(tmp_path: Path) -> None:
 
 def test_own_method(tmp_path: Path) -> None:
     printed = start(tmp_path, "own_method.py")
-    assert "| Near | trained * |" in printed
+    assert "| Near | after * |" in printed
     rows = [[float(value) for value in re.findall(r"\d\.\d*", line)] for line in printed.splitlines()[-3:]]
     assert all(sum(row) == pytest.approx(1, abs=0.02) for row in rows)
     assert all(row[k] == max(row) for k, row in enumerate(rows))  # nobody is nearer to a client than itself
@@ -111,7 +111,7 @@ def outputs(notebook: Any, word: str) -> list[Any]:
 def test_notebook_shows_tables_and_plots(notebook: Any) -> None:
     (table,) = outputs(notebook, "fedc2i.compare")
     assert "<table" in table["data"]["text/html"]
-    for word in ("plt.subplots(len", "comparison.plot_accuracy", "round=1", 'client="Scans"'):
+    for word in ("plt.subplots(len", "fedc2i.plot_accuracy(comparison", "round=1", 'client="Scans"'):
         assert [output for output in outputs(notebook, word) if "image/png" in output["data"]], word
     assert "dataframe" in outputs(notebook, "to_pandas")[0]["data"]["text/html"]
     assert outputs(notebook, "nanargmax")[0]["text"].count(" is helped most by ") == 5

@@ -26,8 +26,10 @@ from fedc2i.engine.participation import choose
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
-from fedc2i.report import tables
+from fedc2i.report.comparison import comparison_table
+from fedc2i.report.notes import privacy_costs
 from fedc2i.runs.settings import RunSettings
+from fedc2i.runs.summary import summary
 from helpers import call
 from method_checks import upload
 
@@ -122,7 +124,7 @@ def test_the_cost_counts_the_uploads_of_who_takes_part_most(model: Model, federa
     assert spent is not None
     assert 7 / 3 < spent.uploads == max(turns) < 7
     assert spent.epsilon == epsilon(2.0, max(turns), 1e-4)
-    assert result.summary()["privacy"] == {
+    assert summary(result)["privacy"] == {
         "clip": 0.5,
         "noise": 2.0,
         "delta": 1e-4,
@@ -131,7 +133,7 @@ def test_the_cost_counts_the_uploads_of_who_takes_part_most(model: Model, federa
         "adjacency": "all samples of one client, by as many others",
     }
     assert spent == cost(result.config, 3)
-    assert any(f"ε = {spent.epsilon:.2f} at δ = 0.0001" in note for note in tables.comparison([result]).notes)
+    assert any(f"ε = {spent.epsilon:.2f} at δ = 0.0001" in note for note in comparison_table([result]).notes)
 
 
 def test_the_cost_is_that_of_the_seed_that_costs_most() -> None:
@@ -160,11 +162,11 @@ def test_without_noise_or_uploads_the_cost_says_so(model: Model, federation: Fed
     quick = {"rounds": 1, "epochs": 1, "device": "cpu"}
     assert fedc2i.run("fedavg", federation, model=model, **quick).privacy is None
     clipped = fedc2i.run("fedavg", federation, model=model, clip=1.0, **quick)
-    assert clipped.summary()["privacy"]["epsilon"] is None
+    assert summary(clipped)["privacy"]["epsilon"] is None
     assert "no guarantee" in str(clipped.privacy)
     alone = fedc2i.run("local", federation, model=model, clip=1.0, noise=1.0, **quick)
-    assert alone.summary()["privacy"]["epsilon"] == 0.0
-    notes = tables.privacy_costs([clipped, alone])
+    assert summary(alone)["privacy"]["epsilon"] == 0.0
+    notes = privacy_costs([clipped, alone])
     assert [note.split(":")[0] for note in notes] == ["Privacy of FedAvg", "Privacy of Local"]
 
 

@@ -9,19 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from experiments.robustness_verdict import Attacked, Measured, given, verdict
+from studies import ask
 
+from experiments import robustness
+from experiments import robustness_tables as tables
 from fedc2i.data.federation import Federation
 from fedc2i.engine import attacks as engine
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.local import Local
 from fedc2i.models.model import Model
-from fedc2i.report import study_robustness_tables as tables
-from fedc2i.report.study_robustness import Robustness
-from fedc2i.report.study_robustness_verdict import Attacked, Measured, given, verdict
-from fedc2i.runs.cache import Store
 from fedc2i.runs.results import Array
 from fedc2i.training.settings import TrainingSettings
 from helpers import Answer, blank_federation, call, made_up, write_arrays
@@ -102,10 +101,10 @@ def test_verdict_met() -> None:
     )
     assert all(said.targets.values())
     assert said.sentences == (
-        "On toy under nan at received: FedC²I changes most favourably (-0.50 points); FedC²I -0.50, place 1 of 2; "
-        "below Local (51.00 %): FedAvg.",
-        "On toy under nan at trained: FedC²I changes most favourably (+0.50 points); FedC²I +0.50, place 1 of 2; "
-        "below Local (51.00 %): none.",
+        "On toy under nan before local training: FedC²I changes most favourably (-0.50 points); "
+        "FedC²I -0.50, place 1 of 2; below Local (51.00 %): FedAvg.",
+        "On toy under nan after local training: FedC²I changes most favourably (+0.50 points); "
+        "FedC²I +0.50, place 1 of 2; below Local (51.00 %): no method.",
         "On toy FedC²I gives the attackers less than the equal share (20.0 %) under 1 of 1 attacks.",
         "Target, FedC²I gives attackers less than the equal share under every attack: met.",
         "Target, FedC²I's honest clients lose no more than FedAvg's under any attack, at both points: met.",
@@ -118,7 +117,8 @@ def test_verdict_missed() -> None:
     )
     assert list(said.targets.values()) == [False, False]
     assert said.sentences[1].startswith(
-        "On toy under nan at trained: FedAvg changes most favourably (+0.00 points); FedC²I -33.00, place 2 of 2; "
+        "On toy under nan after local training: FedAvg changes most favourably (+0.00 points); "
+        "FedC²I -33.00, place 2 of 2; "
     )
     assert said.sentences[2].endswith("under 0 of 1 attacks, not under nan.")
     assert said.sentences[3].endswith("equal share under every attack: missed (nan on toy).")
@@ -144,28 +144,26 @@ def test_what_the_server_leaves_out_is_no_merit_of_the_weights() -> None:
     said = verdict(
         found(measured("FedC²I", [75.0, 75.0], [82.0, 84.0], 0.0), measured("FedAvg", [70.0, 72.0], [80.0, 80.0]))
     )
-    assert said.sentences[2].endswith("equal share (20.0 %) under 0 of 0 attacks; left out by the server: nan.")
+    assert said.sentences[2].endswith("equal share (20.0 %) under 0 of 0 attacks; rejected by the server: nan.")
     assert list(said.targets) == ["FedC²I's honest clients lose no more than FedAvg's under any attack, at both points"]
 
 
-def test_tables(tmp_path: Path) -> None:
+def test_tables() -> None:
     own = found(measured("FedC²I", [74.0, 75.0], [83.0, 84.0], 0.15), measured("FedAvg", [40.0, 50.0], [80.0, 80.0]))
-    files = tables.write(tmp_path, own, verdict(own), ["A note."])
-    stems = ["robustness-toy", "robustness-toy-lost", "robustness-toy-weights"]
-    assert files == [f"{stem}.{end}" for stem in stems for end in ("md", "csv", "tex")]
-    shown = (tmp_path / "robustness-toy.md").read_text(encoding="utf-8")
-    assert "| FedAvg | received | 71.00 ± 1.41 | 45.00 ± 7.07 |" in shown
-    assert "| FedC²I | received | **75.00 ± 0.00** | **74.50 ± 0.71** |" in shown
-    assert "| Local | trained * | 51.00 ± 1.41 | 51.00 ± 1.41 |" in shown
+    made = tables.tables(own, verdict(own), ["A note."])
+    assert list(made) == ["robustness-toy", "robustness-toy-change", "robustness-toy-weights"]
+    shown = made["robustness-toy"].to_markdown()
+    assert "| FedAvg | before | 71.00 ± 1.41 | 45.00 ± 7.07 |" in shown
+    assert "| FedC²I | before | **75.00 ± 0.00** | **74.50 ± 0.71** |" in shown
+    assert "| Local | after * | 51.00 ± 1.41 | 51.00 ± 1.41 |" in shown
     assert "- Attackers on toy: b." in shown
     assert "- A note." in shown
-    lost = (tmp_path / "robustness-toy-lost.md").read_text(encoding="utf-8")
+    lost = made["robustness-toy-change"].to_markdown()
     assert lost.startswith("**Change of honest clients' accuracy on toy under attack (points), 2 seeds")
-    assert "| FedAvg | received | -26.00 ± 5.66 |" in lost
-    assert "| FedC²I | trained * | **+0.50 ± 0.71** |" in lost
+    assert "| FedAvg | before | -26.00 ± 5.66 |" in lost
+    assert "| FedC²I | after * | **+0.50 ± 0.71** |" in lost
     assert "Local |" not in lost
-    weights = (tmp_path / "robustness-toy-weights.csv").read_text(encoding="utf-8")
-    assert weights.splitlines()[1] == "FedC²I,of models,20.00,20.00,0.00,15.00,0.00"
+    assert made["robustness-toy-weights"].to_csv().splitlines()[1] == "FedC²I,of models,20.00,20.00,0.00,15.00,0.00"
 
 
 # The command.
@@ -176,24 +174,15 @@ def toy(tmp_path: Path, make_federation: Callable[..., Federation]) -> str:
     return write_arrays(tmp_path / "data", make_federation(sizes=(12, 20, 7, 9)))
 
 
-def ask(data: str, out: Path, *more: str) -> Answer:
-    wanted = {"--data": data, "--seeds": "0", "--methods": "local,fedavg,fedc2i", "--attacks": "label-flip,nan"}
-    given = dict(zip(more[::2], more[1::2], strict=True))
-    return call(
-        "robustness",
-        *(part for pair in {**wanted, **given}.items() for part in pair),
-        "--out",
-        str(out),
-        *QUICK,
-        "--json",
-    )
-
-
-def test_only_the_last_round_is_scored_unless_asked_otherwise(toy: str, tmp_path: Path) -> None:
-    chosen = {"seeds": "0", "device": "cpu", "rounds": 2}
-    for more, wanted in (({}, 0), ({"evaluate_every": 1}, 1)):
-        plans = Robustness({**chosen, **more}, Store(tmp_path), toy, "fedavg,fedc2i", "nan").left()
-        assert [plan.config.evaluate_every for plan in plans] == [wanted] * 4
+def study(data: str, out: Path, **more: list[str]) -> Answer:
+    wanted = {
+        "data": [data],
+        "seeds": ["0"],
+        "methods": ["local", "fedavg", "fedc2i"],
+        "attacks": ["label-flip", "nan"],
+    }
+    typed = [part for name, parts in {**wanted, **more}.items() for part in (f"--{name}", *parts)]
+    return ask(robustness.main, *typed, "--out", str(out), *QUICK)
 
 
 def unwrapped(text: str) -> str:
@@ -202,49 +191,32 @@ def unwrapped(text: str) -> str:
 
 def test_the_whole_command(toy: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    answer = ask(toy, out)
+    answer = study(toy, out)
     assert answer.code == 0, answer.err
-    said = json.loads(answer.out)
-    assert said["attackers"] == {toy: "b"}  # the second client
-    assert len(said["files"]) == 9
     folder = out / "trial-1-rounds"
-    assert said["folder"] == str(folder)
-    assert "7 runs to go" in answer.err  # local once, two methods three times
-    assert "uploads left out: b 1" in answer.err
+    files = answer.out.partition("\n\n")[0].splitlines()
+    assert len(files) == 9
+    assert all(Path(file).parent == folder for file in files)
+    assert "; 7 runs to compute" in answer.err  # local once, two methods three times
+    assert "rejected uploads: b 1" in answer.err
     lines = [line for line in answer.err.splitlines() if ", attack " in line or line.startswith("[")]
     assert [line if ", attack " in line else line[:5] for line in lines] == [
         *(f"{toy}, attack none", "[1/7]", "[2/7]", "[3/7]"),
         *(f"{toy}, attack label-flip", "[4/7]", "[5/7]"),
         *(f"{toy}, attack nan", "[6/7]", "[7/7]"),
     ]
-    assert len([path for path in (out / "runs").iterdir() if (path / "summary.json").is_file()]) == 7
     assert not list(out.rglob("*.safetensors"))
     refused = [json.loads(path.read_text(encoding="utf-8"))["refused_uploads"] for path in out.rglob("summary.json")]
     assert sorted(map(str, refused)) == ["{'b': 1}"] * 2 + ["{}"] * 5
-    stem = next(name for name in said["files"] if name.endswith("-weights.csv"))
-    lines = (folder / stem).read_text(encoding="utf-8").splitlines()
+    assert f"Attackers on {toy}: b." in Path(files[0]).read_text(encoding="utf-8")  # the second client
+    stem = next(name for name in files if name.endswith("-weights.csv"))
+    lines = Path(stem).read_text(encoding="utf-8").splitlines()
     assert lines[0] == "Method,Weights,equal share,none,label-flip,nan"
     assert [line.rpartition(",")[2] for line in lines[1:]] == ["0.00", "0.00"]
-
-    before = {name: (folder / name).read_bytes() for name in said["files"]}
-    again = ask(toy, out)
-    assert "0 runs to go" in again.err
-    assert {name: (folder / name).read_bytes() for name in said["files"]} == before
-
-
-def test_the_command_shows_its_tables(toy: str, tmp_path: Path) -> None:
-    wanted = ("--data", toy, "--seeds", "0", "--methods", "fedc2i", "--attacks", "free-rider", *QUICK)
-    answer = call("robustness", *wanted, "--out", str(tmp_path / "out"))
-    assert answer.code == 0, answer.err
-    assert "under attack: test accuracy (%), 1 seed" in unwrapped(answer.out)
-    assert "give to attackers (%), 1 seed" in unwrapped(answer.out)
-    assert [line.split()[:2] for line in answer.out.splitlines() if line.startswith("  FedC²I ")] == [
-        ["FedC²I", "received"],
-        ["FedC²I", "trained"],
-        ["FedC²I", "of"],
-        ["FedC²I", "of"],
-    ]
-    assert answer.out.splitlines()[-1].endswith("-weights.tex")
+    before = {name: Path(name).read_bytes() for name in files}
+    again = study(toy, out)
+    assert "; 0 runs to compute" in again.err
+    assert {name: Path(name).read_bytes() for name in files} == before
 
 
 def test_drawn_attackers_are_named(toy: str, tmp_path: Path) -> None:
@@ -287,40 +259,35 @@ def test_run_and_compare_take_an_attack(command: tuple[str, ...], toy: str, tmp_
     assert "attack: no client 'z', allowed are a, b, c, d, a number from 1 to 4 or a share such as 20%" in answer.err
 
 
-def test_attackers_may_be_drawn_or_named(toy: str, tmp_path: Path) -> None:
-    few = ("--methods", "fedavg", "--attacks", "free-rider")
-    answer = ask(toy, tmp_path / "share", "--attackers", "50%", "--seeds", "0,1", *few)
+def test_attackers_may_be_drawn_or_named_and_methods_have_options(toy: str, tmp_path: Path) -> None:
+    few = {"methods": ["fedavg", "fedc2i:gamma=2.0,gamma_class=5"], "attacks": ["free-rider"]}
+    for number, who in enumerate(("50%", "a,d")):
+        answer = study(toy, tmp_path / str(number), attackers=[who], seeds=["0,1"], **few)
+        assert answer.code == 0, answer.err
+        text = Path(answer.out.splitlines()[0]).read_text(encoding="utf-8")
+        assert f"Attackers on {toy}: {who}." in text
+        assert "FedC²I (gamma=2.0" in text
+
+
+def test_without_an_attack_there_is_no_change(toy: str, tmp_path: Path) -> None:
+    answer = study(toy, tmp_path / "out", attacks=["none"])
     assert answer.code == 0, answer.err
-    assert list(json.loads(answer.out)["attackers"].values()) == ["50%"]
-    named = ask(toy, tmp_path / "named", "--attackers", "a,d", *few)
-    assert list(json.loads(named.out)["attackers"].values()) == ["a,d"]
+    assert "-change" not in answer.out
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("option", "value", "message"),
     [
-        (("--attacks", "flip"), "attack: no kind 'flip', allowed are label-flip"),
-        (("--attacks", "nan,nan"), "--attacks must be one or more, all different"),
-        (("--attackers", "z"), "attack: no client 'z', allowed are a, b, c, d"),
-        (("--attackers", "100%"), "no client of"),
-        (("--methods", "fedx"), "unknown method 'fedx'"),
-        (("--data", "nowhere"), "nowhere"),
-        (("--seeds", "x"), "seeds must be whole numbers"),
+        ("attacks", "flip", "attack: no kind 'flip', allowed are label-flip"),
+        ("attackers", "z", "attack: no client 'z', allowed are a, b, c, d"),
+        ("attackers", "100%", "all clients of"),
+        ("methods", "fedx", "unknown method 'fedx'"),
+        ("seeds", "x", "seeds must be whole numbers"),
     ],
 )
-def test_mistakes_end_in_a_line_before_any_run(more: tuple[str, str], message: str, toy: str, tmp_path: Path) -> None:
-    answer = ask(toy, tmp_path / "out", *more)
+def test_mistakes_end_in_a_line_before_any_run(option: str, value: str, message: str, toy: str, tmp_path: Path) -> None:
+    answer = study(toy, tmp_path / "out", **{option: [value]})
     assert answer.code == 2
     assert message in answer.err
+    assert answer.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-def test_methods_with_several_options_are_joined_by_semicolons(toy: str, tmp_path: Path) -> None:
-    answer = ask(toy, tmp_path / "out", "--methods", "fedavg;fedc2i:gamma=2.0,gamma_class=5", "--attacks", "none")
-    assert answer.code == 0, answer.err
-    files = json.loads(answer.out)["files"]
-    assert [name.endswith("-weights.md") for name in files].count(True) == 1
-    assert not any("lost" in name for name in files)
-    shown = (tmp_path / "out" / "trial-1-rounds" / files[0]).read_text(encoding="utf-8")
-    assert FedC2I.title in shown
-    assert "gamma=2.0" in shown

@@ -32,6 +32,7 @@ from fedc2i.runs.folder import read_model
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.read import read_run
 from fedc2i.runs.settings import make, read_toml
+from fedc2i.runs.summary import summary
 from support.published_files import digits, write_idx, write_libsvm, write_mat, write_npz, write_png_folder
 
 Files = dict[str, bytes]
@@ -128,7 +129,7 @@ def _run(path: Path) -> None:
 
 def _read_run(path: Path) -> object:
     result = read_run(path)
-    return repr(result), result.summary(), result.influence()
+    return repr(result), summary(result), result.influence()
 
 
 def _record(content: Mapping[str, Any]) -> RecordDict:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.report import html as report
-from fedc2i.report.html.insights import insights
+from fedc2i.report.html import page as report
+from fedc2i.report.html.client_influence import client_influences
 from helpers import blank_federation, made_up
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -184,7 +184,7 @@ def test_choosing_a_client_changes_the_matrix_and_its_helpers(opened: Page) -> N
         others = sorted((i for i in range(5) if i != client), key=lambda i: -VECTORS.mean(0)[-1, client, i])
         assert found == [NAMES[i] for i in others if VECTORS.mean(0)[-1, client, i] >= 0.02]
         told = opened.js("return [...document.querySelectorAll('#other-helpers li')].map(e => e.textContent)")
-        cases = insights(OURS)[client].exceptions[:6]
+        cases = client_influences(OURS)[client].exceptions[:6]
         assert told == [f"class {one.label} ← {NAMES[one.helper]} ({one.share:.2f})" for one in cases]
     assert told
 

@@ -24,9 +24,9 @@ from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.engine.records import POINTS
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.report import html as report
-from fedc2i.report.html.reproduce import recipe
-from fedc2i.report.html.samples import samples
+from fedc2i.report.html import page as report
+from fedc2i.report.html.rerun_command import rerun_command
+from fedc2i.report.html.sample_images import sample_images
 from helpers import blank_federation, call, made_up, write_arrays
 
 NAN = float("nan")
@@ -66,7 +66,7 @@ def test_the_page_says_the_verdict_and_how_to_run_it_again() -> None:
     for words in (
         "FedC²I reaches 61.00 % on toy after 1 round.",
         "b helps a most: λ 0.30",
-        "fedc2i run fedc2i --data toy --model lenet5 --rounds 1 --seeds 0 --device cpu",
+        "fedc2i run fedc2i --data toy --model lenet5 --device cpu --rounds 1 --seeds 0",
         "The data came from a Python program",
         'data = "toy"',
         "8 B",
@@ -177,11 +177,11 @@ INTERVALS = {
 
 def test_weights_that_are_not_told_from_an_equal_share_are_grey(tmp_path: Path) -> None:
     result = made_up(ABC, {0: [[50, 60, 70]]}, influence=SEEN)
-    assert "How sure λ is" not in read(result, folders=[tmp_path]).text
+    assert "Intervals of λ" not in read(result, folders=[tmp_path]).text
     (tmp_path / "influence-intervals.json").write_text(json.dumps(INTERVALS), encoding="utf-8")
     page = report.make([result], folders=[tmp_path])
-    assert "4 of 6 weights are told from an equal share by 95 % intervals (bootstrap over 30 to 40 samples" in page
-    cells = re.findall(r'<td class="number( same)?">([\d.–]+)<small class="sure">(.*?)</small>', page)
+    assert "4 of 6 weights differ from an equal share by 95 % intervals (bootstrap over 30 to 40 samples" in page
+    cells = re.findall(r'<td class="number( same)?">([\d.–]+)<small class="below">(.*?)</small>', page)
     assert cells[:3] == [("", "0.60", "0.50 to 0.70"), (" same", "0.30", "0.20 to 0.40"), ("", "0.10", "0.05 to 0.15")]
     assert cells[6:] == [(" same", "–", "")] * 3
 
@@ -193,7 +193,7 @@ def test_what_is_the_equal_share_whatever_the_samples_is_not_counted(tmp_path: P
         vector[name][0][0] = vector[name][1][1] = value
     (tmp_path / "influence-intervals.json").write_text(json.dumps({**INTERVALS, "vector": vector}), encoding="utf-8")
     text = read(made_up(ABC, {0: [[50, 60, 70]]}, influence=SEEN), folders=[tmp_path]).text
-    assert "2 of 4 weights are told from an equal share" in text
+    assert "2 of 4 weights differ from an equal share" in text
     assert "Not counted: 2 that are the equal share whatever the samples say." in text
 
 
@@ -219,7 +219,7 @@ def test_intervals_of_another_run_are_refused(change: dict[str, Any], tmp_path: 
 
 
 def test_samples_show_the_first_test_image_of_each_class() -> None:
-    found = samples(made_up(ABC, {0: [[1, 2, 3]]}), wanted=True)
+    found = sample_images(made_up(ABC, {0: [[1, 2, 3]]}), wanted=True)
     assert [strip.client for strip in found.strips] == ["a", "b", "c"]
     picture = base64.b64decode(found.strips[0].source.removeprefix("data:image/png;base64,"))
     with Image.open(io.BytesIO(picture)) as image:
@@ -240,7 +240,7 @@ def test_why_there_are_no_images(data: str, engine: str, wanted: bool | None, wo
     result = made_up(ABC, {0: [[1, 2, 3]]})
     blank = RemoteFederation(data, blank_clients(("a", "b", "c"), (3, 1, 1)), ABC.classes, digests={"a": "other"})
     result = replace(result, federation=blank, config=replace(result.config, data=data, engine=engine))
-    found = samples(result, wanted)
+    found = sample_images(result, wanted)
     assert not found.strips
     assert words in found.reason
 
@@ -254,7 +254,7 @@ def test_images_that_have_changed_since_are_not_shown(
     result = made_up(known, {0: [[1, 2, 3]]})
     for digests, shown in ((known.checksums, True), ({**known.checksums, "a": "other"}, False)):
         blank = RemoteFederation(data, blank_clients(known.names, (3, 1, 1)), known.classes, digests=digests)
-        found = samples(replace(result, federation=blank), wanted=True)
+        found = sample_images(replace(result, federation=blank), wanted=True)
         assert bool(found.strips) == shown
         assert ("is not what the run was trained on" in found.reason) != shown
 
@@ -335,13 +335,13 @@ def test_the_same_method_on_other_terms_is_told_apart_in_the_terminal_too(
     page = Path("report.html").read_text(encoding="utf-8")
     lines = answer.out.splitlines()
     wanted = (
-        "Not on equal terms: rounds 1 (FedAvg [ref]), 2 (FedAvg [bad]); attack none (FedAvg [ref]), "
+        "Not on equal terms: rounds 1 (FedAvg [ref]), 2 (FedAvg [bad]); attack not set (FedAvg [ref]), "
         "nan@b (FedAvg [bad]).",
         "Under attack: nan@b (FedAvg [bad]); averages include the attackers.",
-        "Uploads left out of FedAvg [bad]: b 2.",
+        "Rejected uploads of FedAvg [bad]: b 2.",
     )
     assert tuple(lines[1:4]) == wanted
-    assert "Not told apart from it: FedAvg [" in answer.out
+    assert "Not clearly below it: FedAvg [" in answer.out
     assert not re.search(r"FedAvg(?! \[)", answer.out)
     top = Reader(page[page.index("<h1>") : page.index('class="tiles"')]).text
     assert all(words in top for words in wanted)
@@ -369,12 +369,12 @@ def test_a_folder_is_no_page(tmp_path: Path) -> None:
         report.write([made_up(ABC, {0: [[1, 2, 3]]})], tmp_path)
 
 
-def test_recipe_of_real_sites_leaves_their_data_to_them() -> None:
+def test_command_of_real_sites_leaves_their_data_to_them() -> None:
     result = made_up(ABC, {0: [[1, 2, 3]]}, method=FedC2I(gamma=2.0))
     result = replace(result, config=replace(result.config, engine="flower", data="sites", epochs=1))
-    found = recipe(result)
+    found = rerun_command(result)
     assert found.command == (
         "fedc2i coordinator start HUB fedc2i --model lenet5 --wire float32 --deadline 600.0 --min-sites 1 "
         "--rounds 1 --seeds 0 --topology full --set epochs=1 --set gamma=2.0"
     )
-    assert "the same sites must be admitted" in found.caveat
+    assert "the same sites must be admitted" in found.note

@@ -15,10 +15,24 @@ import matplotlib
 import numpy as np
 import pytest
 
-from fedc2i import Comparison, Federation, Model, Result, UserError, compare, read_run, resume, run
+from fedc2i import (
+    Comparison,
+    Federation,
+    Model,
+    Result,
+    UserError,
+    compare,
+    comparison_table,
+    plot_accuracy,
+    plot_influence,
+    read_run,
+    resume,
+    run,
+)
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine.records import POINTS
 from fedc2i.methods.fedavg import FedAvg
+from fedc2i.report import notebook
 from helpers import blank_federation, made_up
 
 AB = blank_federation(("a", "b"))
@@ -38,6 +52,11 @@ def _closed_figures() -> Iterator[None]:
 def two_seeds(**more: Any) -> Result:
     accuracy = {0: [[10, 20], [30, 40]], 5: [[20, 40], [50, 80]]}
     return made_up(AB, accuracy, influence={"influence_vector": LAMBDA}, **more)
+
+
+def html(shown: Result | Comparison) -> str:
+    """As a notebook shows it."""
+    return notebook.comparison_html(shown) if isinstance(shown, Comparison) else notebook.result_html(shown)
 
 
 class _Cells(HTMLParser):
@@ -112,29 +131,29 @@ def test_without_pandas_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch
 
 
 def test_html_shows_scores_and_influence() -> None:
-    scores, influence = _Cells(two_seeds()._repr_html_()).tables
-    assert scores[0] == ["Method", "Point", "a", "b", "Avg"]
-    assert scores[1] == ["FedC²I", "received", "40.00 ± 14.14", "60.00 ± 28.28", "50.00 ± 21.21"]
-    assert scores[2][1:3] == ["trained *", "41.00 ± 14.14"]
+    scores, influence = _Cells(html(two_seeds())).tables
+    assert scores[0] == ["Method", "Local training", "a", "b", "Avg"]
+    assert scores[1] == ["FedC²I", "before", "40.00 ± 14.14", "60.00 ± 28.28", "50.00 ± 21.21"]
+    assert scores[2][1:3] == ["after *", "41.00 ± 14.14"]
     assert influence == [["", "a", "b"], ["a", "0.40", "0.60"], ["b", "0.20", "0.80"]]  # means of the last rounds
 
 
 def test_html_of_a_method_that_measures_nothing() -> None:
-    page = made_up(AB, {0: [[10, 20]]}, method=FedAvg())._repr_html_()
+    page = html(made_up(AB, {0: [[10, 20]]}, method=FedAvg()))
     assert len(_Cells(page).tables) == 1
-    assert "0.5 s; a client sends 0.0 kB a round" in page
+    assert "0.5 s; a client sends 8 B a round" in page
 
 
 def test_html_marks_what_is_not_a_number() -> None:
     result = made_up(AB, {0: [[10, NAN]]}, influence={"influence_vector": {0: [[[1, NAN], [NAN, NAN]]]}})
-    scores, influence = _Cells(result._repr_html_()).tables
+    scores, influence = _Cells(html(result)).tables
     assert scores[1][2:] == ["10.00", "–", "10.00"]
     assert influence[1:] == [["a", "1.00", "–"], ["b", "–", "–"]]
 
 
 def test_html_is_escaped_and_has_no_colours_of_text() -> None:
     federation = blank_federation(("<script>", "b & c"), name="<i>")
-    page = made_up(federation, {0: [[10, 20]]}, influence={"influence_vector": {0: LAMBDA[0][:1]}})._repr_html_()
+    page = html(made_up(federation, {0: [[10, 20]]}, influence={"influence_vector": {0: LAMBDA[0][:1]}}))
     assert "<script>" not in page
     assert "<i>" not in page
     assert _Cells(page).tables[0][0][2:4] == ["<script>", "b & c"]
@@ -146,9 +165,9 @@ def test_html_is_escaped_and_has_no_colours_of_text() -> None:
 def test_html_of_many_clients_stays_compact() -> None:
     federation = blank_federation([f"c{k}" for k in range(40)])
     influence = {"influence_vector": {0: [np.full((40, 40), 1 / 40)]}}
-    page = made_up(federation, {0: [range(40)]}, influence=influence)._repr_html_()
+    page = html(made_up(federation, {0: [range(40)]}, influence=influence))
     (scores,) = _Cells(page).tables
-    assert scores[0] == ["Method", "Point", *(f"c{k}" for k in range(12)), "Avg"]
+    assert scores[0] == ["Method", "Local training", *(f"c{k}" for k in range(12)), "Avg"]
     assert scores[1][-1] == "19.50"
     assert "12 of 40 clients are shown." in page
 
@@ -156,68 +175,68 @@ def test_html_of_many_clients_stays_compact() -> None:
 def test_html_before_the_first_round() -> None:
     result = two_seeds()
     result.rounds.clear()
-    assert result._repr_html_() == "<p>&lt;Result of FedC²I on toy: no rounds yet&gt;</p>"
+    assert html(result) == "<p>&lt;Result of FedC²I on toy: no rounds yet&gt;</p>"
 
 
 def test_comparison_is_one_table() -> None:
     both = Comparison([two_seeds(), two_seeds(method=FedAvg(), lift=-5)])
-    (table,) = _Cells(both._repr_html_()).tables
+    (table,) = _Cells(html(both)).tables
     assert [row[0] for row in table] == ["Method", "FedC²I", "FedC²I", "FedAvg", "FedAvg"]
     assert table[4][4].startswith("45.00")
-    assert "| FedAvg | trained | 35.00 ± 14.14 |" in both.table()
-    assert _Cells(Comparison()._repr_html_()).tables == []
+    assert "| FedAvg | after | 35.00 ± 14.14 |" in str(comparison_table(both))
+    assert _Cells(html(Comparison())).tables == []
 
 
 def test_bold_is_the_best_of_one_point_and_nothing_of_one_run() -> None:
     both = Comparison([two_seeds(lift=30), two_seeds(method=FedAvg(), lift=-5)])  # received is the same
-    rows = both._repr_html_().split("<tr>")[2:6]
+    rows = html(both).split("<tr>")[2:6]
     bold = [re.findall(r"font-weight:bold\">([\d.]+)", row) for row in rows]
     assert bold == [["40.00", "60.00", "50.00"], ["70.00", "90.00", "80.00"], ["40.00", "60.00", "50.00"], []]
-    assert "font-weight:bold" not in two_seeds()._repr_html_()
+    assert "font-weight:bold" not in html(two_seeds())
 
 
 def test_results_that_do_not_belong_together_stay_apart() -> None:
     mixed = Comparison([two_seeds(), made_up(blank_federation(("x",)), {0: [[1]]}, method=FedAvg())])
-    assert len(_Cells(mixed._repr_html_()).tables) == 3
+    assert len(_Cells(html(mixed)).tables) == 3
     with pytest.raises(UserError, match="different clients or seeds"):
-        mixed.table()
+        str(comparison_table(mixed))
     with pytest.raises(UserError, match="empty"):
-        Comparison().table()
+        str(comparison_table(Comparison()))
 
 
 # Plots
 
 
 def test_accuracy_lines_are_the_curve() -> None:
-    ax = two_seeds().plot_accuracy("received")
+    ax = plot_accuracy(two_seeds(), "received")
     lines = {line.get_label(): (line.get_xdata(), line.get_ydata()) for line in ax.get_lines()}
     assert list(lines) == ["a", "b", "average of 2"]
     np.testing.assert_array_equal(lines["a"], [[1, 2], [15, 40]])
     np.testing.assert_array_equal(lines["average of 2"], [[1, 2], [22.5, 50]])
-    assert ax.get_title() == "FedC²I on toy, received, mean of 2 seeds"
+    assert ax.get_title() == "FedC²I on toy, before local training, mean of 2 seeds"
 
 
 def test_accuracy_of_one_seed_at_the_headline() -> None:
     from matplotlib.figure import Figure
 
     own = Figure().subplots()
-    assert two_seeds().plot_accuracy(seed=5, ax=own) is own
+    assert plot_accuracy(two_seeds(), seed=5, ax=own) is own
     np.testing.assert_array_equal(own.get_lines()[1].get_ydata(), [41, 81])  # FedC²I's headline is trained
-    assert own.get_title() == "FedC²I on toy, trained"
+    assert own.get_title() == "FedC²I on toy, after local training"
 
 
 @pytest.mark.filterwarnings("error")
 def test_accuracy_has_gaps_where_nobody_answered() -> None:
-    ax = made_up(AB, {0: [[10, NAN], [NAN, NAN], [30, 50]]}).plot_accuracy("received")
+    ax = plot_accuracy(made_up(AB, {0: [[10, NAN], [NAN, NAN], [30, 50]]}), "received")
     average = np.ma.filled(ax.get_lines()[-1].get_ydata().astype(float), NAN)
     np.testing.assert_array_equal(average, [10, NAN, 40])
 
 
 def test_accuracy_of_a_comparison() -> None:
     both = Comparison([two_seeds(), two_seeds(method=FedAvg(), lift=-5)])
-    lines = {line.get_label(): line.get_ydata().tolist() for line in both.plot_accuracy().get_lines()}
+    lines = {line.get_label(): line.get_ydata().tolist() for line in plot_accuracy(both).get_lines()}
     assert lines == {"FedC²I": [23.5, 51], "FedAvg": [17.5, 45]}
-    assert both.plot_accuracy("received", seed=0).get_lines()[1].get_ydata().tolist() == [15, 35]
+    assert plot_accuracy(both, "received", seed=0).get_lines()[1].get_ydata().tolist() == [15, 35]
 
 
 def test_influence_of_a_round_and_a_seed() -> None:
@@ -227,7 +246,7 @@ def test_influence_of_a_round_and_a_seed() -> None:
         ({"round": 1}, [[0.7, 0.3], [0.3, 0.7]]),
         ({"round": 1, "seed": 5}, LAMBDA[5][0]),
     ):
-        ax = result.plot_influence(**arguments)
+        ax = plot_influence(result, **arguments)
         np.testing.assert_allclose(ax.images[0].get_array(), want)
         assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b"]
         assert f"round {arguments.get('round', 2)}" in ax.get_title()
@@ -236,25 +255,25 @@ def test_influence_of_a_round_and_a_seed() -> None:
 def test_influence_of_a_client_by_class() -> None:
     cube = np.arange(12).reshape(1, 2, 2, 3) / 12
     result = made_up(AB, {0: [[1, 2]]}, influence={"influence_matrix": {0: cube}})
-    ax = result.plot_influence(client="b")
+    ax = plot_influence(result, client="b")
     np.testing.assert_allclose(ax.images[0].get_array(), cube[0, 1])
     assert [label.get_text() for label in ax.get_xticklabels()] == ["class 0", "class 1", "class 2"]
     with pytest.raises(UserError, match="client must be one of a, b, got 'c'"):
-        result.plot_influence(client="c")
+        plot_influence(result, client="c")
     with pytest.raises(UserError, match="measured no influence vector"):
-        result.plot_influence()
+        plot_influence(result)
 
 
 def test_influence_that_is_kept_of_the_last_round_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     cube = np.arange(12).reshape(2, 2, 3) / 12
     result = made_up(AB, {0: [[1, 2]] * 3}, influence={"influence_matrix": {0: [cube] * 3}})
-    for module in ("fedc2i.runs.results", "fedc2i.report.html.packing"):
+    for module in ("fedc2i.runs.results", "fedc2i.analysis.weights"):
         monkeypatch.setattr(f"{module}.LARGE", cube.nbytes - 1)
     result.rounds[:2] = [replace(own, influence={}) for own in result.rounds[:2]]
-    assert "round 3" in result.plot_influence(client="a").get_title()
-    np.testing.assert_allclose(result.plot_influence(3, client="b").images[0].get_array(), cube[1])
+    assert "round 3" in plot_influence(result, client="a").get_title()
+    np.testing.assert_allclose(plot_influence(result, 3, client="b").images[0].get_array(), cube[1])
     with pytest.raises(UserError, match="round must be a whole number from 3 to 3, got 1"):
-        result.plot_influence(1, client="a")
+        plot_influence(result, 1, client="a")
 
 
 @pytest.mark.parametrize(
@@ -267,7 +286,7 @@ def test_influence_that_is_kept_of_the_last_round_says_which(monkeypatch: pytest
 )
 def test_influence_says_what_is_allowed(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        two_seeds().plot_influence(**arguments)
+        plot_influence(two_seeds(), **arguments)
 
 
 def test_what_one_seed_did_not_measure_is_the_others() -> None:
@@ -277,26 +296,26 @@ def test_what_one_seed_did_not_measure_is_the_others() -> None:
     accuracy = {0: [[1, 2], [3, 4]], 1: [[1, 2]]}
     result = made_up(AB, accuracy, influence={"influence_vector": {0: first, 1: second}})
     for number, expected in ((1, [[0.7, 0.3], [0.3, 0.7]]), (np.int64(2), [[0.6, 0.4], [NAN, NAN]])):
-        (image,) = result.plot_influence(number).get_images()  # type: ignore[arg-type]
+        (image,) = plot_influence(result, number).get_images()  # type: ignore[arg-type]
         np.testing.assert_allclose(np.ma.filled(image.get_array(), NAN), expected, rtol=1e-6)
-    assert "0.60" in result._repr_html_()
+    assert "0.60" in html(result)
 
 
 def test_plots_of_nothing_are_refused() -> None:
     none = np.full((2, 2), NAN)
     nothing = made_up(AB, {0: [[1, 2]]}, influence={"influence_vector": {0: [none]}})
     with pytest.raises(UserError, match="measured no influence vector"):
-        nothing.plot_influence()
+        plot_influence(nothing)
     later = made_up(AB, {0: [[1, 2], [3, 4]]}, influence={"influence_vector": {0: [none, np.eye(2)]}})
     with pytest.raises(UserError, match="nothing was measured in round 1"):
-        later.plot_influence(1)
+        plot_influence(later, 1)
     with pytest.raises(UserError, match=r"whole number from 1 to 2, got 1\.5"):
-        later.plot_influence(1.5)  # type: ignore[arg-type]
+        plot_influence(later, 1.5)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="point must be received or trained, got 'both'"):
-        nothing.plot_accuracy("both")  # type: ignore[arg-type]
+        plot_accuracy(nothing, "both")  # type: ignore[arg-type]
     nothing.rounds.clear()
     with pytest.raises(UserError, match="no round was scored yet"):
-        nothing.plot_accuracy()
+        plot_accuracy(nothing)
 
 
 # Real runs
@@ -324,14 +343,14 @@ def test_a_run_that_is_read_back_shows_the_same(folder: Path) -> None:
     rows = result.to_pandas().to_dict("records")
     assert sorted(rows, key=repr) == sorted(lines, key=repr)
     for point in POINTS:
-        assert str(result.scores(point)["Avg"]) in result._repr_html_()
-    np.testing.assert_array_equal(result.plot_influence(1, seed=3).images[0].get_array(), result.influence(seed=3)[0])
+        assert str(result.scores(point)["Avg"]) in html(result)
+    np.testing.assert_array_equal(plot_influence(result, 1, seed=3).images[0].get_array(), result.influence(seed=3)[0])
 
 
 def test_a_resumed_comparison_is_one_table(folder: Path) -> None:
     found = resume(folder)
     assert isinstance(found, Comparison)
-    assert found.table() == (folder / "comparison.md").read_text(encoding="utf-8")
+    assert str(comparison_table(found)) == (folder / "comparison.md").read_text(encoding="utf-8")
 
 
 def test_a_run_of_sites_of_which_one_is_missing(folder: Path, tmp_path: Path) -> None:
@@ -346,15 +365,15 @@ def test_a_run_of_sites_of_which_one_is_missing(folder: Path, tmp_path: Path) ->
     result = read_run(own)
     assert isinstance(result.federation, RemoteFederation)
     assert len(result.to_pandas()) == len(kept) < len(entries)
-    row = _Cells(result._repr_html_()).tables[0][1]
+    row = _Cells(html(result)).tables[0][1]
     assert row[3] == "–"
     assert row[2] != "–"
-    lines = {line.get_label(): line.get_ydata() for line in result.plot_accuracy().get_lines()}
+    lines = {line.get_label(): line.get_ydata() for line in plot_accuracy(result).get_lines()}
     assert np.isnan(lines["b"]).tolist() == [False, True]
     assert lines["average of 3"][-1] == pytest.approx((lines["a"][-1] + lines["c"][-1]) / 2)
 
 
 def test_one_run_in_memory(make_federation: Callable[..., Federation], make_model: Callable[..., Model]) -> None:
     result = run("fedc2i", make_federation(), model=make_model(), rounds=1, epochs=1, executor="looped")
-    assert [cells[0] for cells in _Cells(result._repr_html_()).tables[1][1:]] == ["a", "b", "c"]
-    assert result.plot_influence(client="a").images[0].get_array().shape == (3, 4)
+    assert [cells[0] for cells in _Cells(html(result)).tables[1][1:]] == ["a", "b", "c"]
+    assert plot_influence(result, client="a").images[0].get_array().shape == (3, 4)

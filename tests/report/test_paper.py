@@ -16,9 +16,9 @@ import pytest
 from fedc2i.cli import paper as paper_command
 from fedc2i.data import digit5, office10
 from fedc2i.data.catalog import DOMAINS
-from fedc2i.report import paper as recipes
-from fedc2i.report.paper import ARTEFACTS, BENCHMARKS, Reproduction
+from fedc2i.report import reproduction as recipes
 from fedc2i.report.progress import ProgressView
+from fedc2i.report.reproduction import ARTEFACTS, BENCHMARKS, Reproduction
 from fedc2i.runs.cache import Store
 from fedc2i.runs.results import Result
 from helpers import Answer, call, files_below, is_drawn
@@ -220,7 +220,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 )
 def test_main_tables(finished: tuple[Path, Answer], name: str, benchmark: str, average: str) -> None:
     rows = read_csv(finished[0] / TRIAL / f"{name}.csv")
-    points = ["received", "trained", "published", "difference, received", "difference, trained"]
+    points = ["before", "after", "published", "difference, before", "difference, after"]
     assert [row["Point"].removesuffix(" *") for row in rows] == points * 3
     assert [row["Method"] for row in rows[::5]] == ["Local", "FedCALM", "FedC²I"]
     for key, received in zip(SHORT["METHODS"], rows[::5], strict=True):

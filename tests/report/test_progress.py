@@ -32,14 +32,14 @@ def test_a_heading_comes_after_the_runs_before_it(terminal: bool) -> None:
     places = [shown.rindex(text) for text in order]
     assert places == sorted(places)
     assert [shown.count(text) for text in order[::2]] == [1, 1, 1]
-    assert shown.count("received 60.00 %  trained 61.00 %") >= 2
+    assert shown.count("60.00 % before local training, 61.00 % after local training") >= 2
 
 
 @pytest.mark.parametrize(
     ("attack", "said"),
     [
-        ("nan@b", r"seed 0, round 1: the upload of b is not finite; left out"),
-        ("scaled:1e6@b", r"seed 0, round 1: the upload of b is \S+ times the usual size; left out"),
+        ("nan@b", r"seed 0, round 1: the upload of b is not finite; rejected"),
+        ("scaled:1e6@b", r"seed 0, round 1: the upload of b is \S+ times the usual size; rejected"),
     ],
 )
 def test_an_upload_that_is_left_out_has_a_reason(federation: Federation, model: Model, attack: str, said: str) -> None:
@@ -61,4 +61,4 @@ def test_an_engine_that_says_itself_what_it_left_out_is_not_repeated(federation:
         view.begin(replace(result, config=replace(result.config, engine="flower-sim")))
         view.round(result.rounds[0])
     assert "the upload of" not in file.getvalue()
-    assert "uploads left out: b 1" in file.getvalue()
+    assert "rejected uploads: b 1" in file.getvalue()

@@ -13,10 +13,13 @@ import pytest
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from fedc2i.analysis import weights
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.local import Local
-from fedc2i.report import figures, tables
+from fedc2i.report import figures
+from fedc2i.report.comparison import BEST, comparison_table
+from fedc2i.report.influence_table import influence_table
 from fedc2i.runs.results import Result
 from helpers import DIGIT5, blank_federation, is_drawn, made_up
 
@@ -38,20 +41,20 @@ def attacked(result: Result, attack: str) -> Result:
 
 def test_notes_name_attackers_once() -> None:
     first, second = two_methods()
-    assert not any("attack" in note for note in tables.comparison([first, second]).notes)
+    assert not any("attack" in note for note in comparison_table([first, second]).notes)
     both = [attacked(first, "nan@a"), attacked(second, "nan@a")]
     said = "Under attack: nan by a (seeds 0, 1); averages include the attackers."
-    assert [note for note in tables.comparison(both).notes if "attack" in note] == [said]
-    one = tables.comparison([first, both[1]]).notes
+    assert [note for note in comparison_table(both).notes if "attack" in note] == [said]
+    one = comparison_table([first, both[1]]).notes
     assert said.replace("attack:", f"attack ({second.label}):") in one
-    several = tables.comparison([attacked(first, "nan@a,b;scaled@b")]).notes
+    several = comparison_table([attacked(first, "nan@a,b;scaled@b")]).notes
     assert any("nan by a and b (seeds 0, 1); scaled:10 by b (seeds 0, 1); averages" in note for note in several)
 
 
 def test_notes_on_many_attackers_are_short() -> None:
     federation = blank_federation(tuple(f"c{m:02}" for m in range(40)))
     result = attacked(made_up(federation, {seed: [[1.0] * 40] for seed in range(9)}, method=FedAvg()), "nan@50%")
-    (said,) = (note for note in tables.comparison([result]).notes if "attack" in note)
+    (said,) = (note for note in comparison_table([result]).notes if "attack" in note)
     assert said.count(" and 12 more (seed ") == 6
     assert said.count(", c") == 6 * 7 + 5  # eight clients a draw, and the next draw after a comma
     assert "and others in 3 more draws, see summary.json; averages" in said
@@ -65,45 +68,45 @@ def two_methods(seeds: Sequence[int] = (0, 1)) -> list[Result]:
 
 
 def test_cells_of_a_comparison() -> None:
-    table = tables.comparison(two_methods())
+    table = comparison_table(two_methods())
     assert table.title == "Test accuracy (%) on toy, lenet5, 1 round, 2 seeds, mean ± sample sd"
-    assert table.header == ("Method", "Point", "a", "b", "Avg")
+    assert table.header == ("Method", "Local training", "a", "b", "Avg")
     assert [row.cells for row in table.rows] == [
-        ("FedAvg", "received *", "51.00 ± 1.41", "80.00 ± 0.00", "65.50 ± 0.71"),
-        ("FedAvg", "trained", "41.00 ± 1.41", "70.00 ± 0.00", "55.50 ± 0.71"),
-        ("FedC²I:gamma=2.0", "received", "60.00 ± 0.00", "70.00 ± 0.00", "65.00 ± 0.00 ~"),
-        ("FedC²I:gamma=2.0", "trained *", "65.00 ± 0.00", "75.00 ± 0.00", "70.00 ± 0.00"),
+        ("FedAvg", "before *", "51.00 ± 1.41", "80.00 ± 0.00", "65.50 ± 0.71"),
+        ("FedAvg", "after", "41.00 ± 1.41", "70.00 ± 0.00", "55.50 ± 0.71"),
+        ("FedC²I:gamma=2.0", "before", "60.00 ± 0.00", "70.00 ± 0.00", "65.00 ± 0.00 ~"),
+        ("FedC²I:gamma=2.0", "after *", "65.00 ± 0.00", "75.00 ± 0.00", "70.00 ± 0.00"),
     ]
     assert [row.ends_section for row in table.rows] == [False, True, False, True]
 
 
 def test_best_of_every_column_at_its_point_is_marked() -> None:
-    table = tables.comparison(two_methods())
+    table = comparison_table(two_methods())
     assert [row.best for row in table.rows] == [{3, 4}, frozenset(), {2}, {2, 3, 4}]
-    assert tables.BEST_NOTE in table.notes
+    assert table.bold == BEST
 
 
 def test_a_method_alone_is_not_marked_as_the_best() -> None:
-    table = tables.comparison(two_methods()[:1])
+    table = comparison_table(two_methods()[:1])
     assert not any(row.best for row in table.rows)
-    assert tables.BEST_NOTE not in table.notes
+    assert not table.bold
 
 
 def test_ties_as_printed_are_all_best() -> None:
     results = [made_up(AB, {0: [[50.001, 40]]}, method=Local(), lift=0), made_up(AB, {0: [[50.004, 30]]}, lift=0)]
-    assert [2 in row.best for row in tables.comparison(results).rows] == [True] * 4
-    assert [3 in row.best for row in tables.comparison(results).rows] == [True, True, False, False]
+    assert [2 in row.best for row in comparison_table(results).rows] == [True] * 4
+    assert [3 in row.best for row in comparison_table(results).rows] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(("method", "starred"), [(Local(), "trained"), (FedAvg(), "received"), (FedC2I(), "trained")])
+@pytest.mark.parametrize(("method", "starred"), [(Local(), "after"), (FedAvg(), "before"), (FedC2I(), "after")])
 def test_star_at_the_point_that_the_authors_report(method: Any, starred: str) -> None:
-    points = [row.cells[1] for row in tables.comparison([made_up(AB, {0: [[1, 2]]}, method=method)]).rows]
-    assert [point.removesuffix(" *") for point in points] == ["received", "trained"]
+    points = [row.cells[1] for row in comparison_table([made_up(AB, {0: [[1, 2]]}, method=method)]).rows]
+    assert [point.removesuffix(" *") for point in points] == ["before", "after"]
     assert [point for point in points if point.endswith("*")] == [f"{starred} *"]
 
 
 def test_one_seed_is_named_and_has_no_deviation() -> None:
-    table = tables.comparison(two_methods((3,)))
+    table = comparison_table(two_methods((3,)))
     assert table.title.endswith("seed 3")
     assert "±" not in table.title + "".join(cell for row in table.rows for cell in row.cells)
 
@@ -112,8 +115,8 @@ def test_published_rows_stand_below_ours() -> None:
     results = [made_up(MAIN_DIGITS, {0: [[90.0] * 5]}, method=method) for method in (Local(), FedC2I())]
     results.append(made_up(MAIN_DIGITS, {0: [[91.0] * 5]}, key="fedc2i:gamma=3.0"))
     results.append(made_up(MAIN_DIGITS, {0: [[91.0] * 5]}, key="fedc2i:gamma=2.0"))
-    table = tables.comparison(results)
-    assert table.header == ("Method", "Point", *DIGIT5, "Avg", "Avg-4")
+    table = comparison_table(results)
+    assert table.header == ("Method", "Local training", *DIGIT5, "Avg", "Avg-4")
     printed = [row for row in table.rows if row.kind == "published"]
     assert [row.cells[:3] for row in printed] == [
         ("Local", "published", "94.02 ± 0.44"),
@@ -134,14 +137,14 @@ def test_published_rows_stand_below_ours() -> None:
 def test_no_published_rows_on_other_data(name: str) -> None:
     result = made_up(blank_federation(DIGIT5, name=name), {0: [[90.0] * 5]}, method=FedAvg())
     result.config = type(result.config)(data="digit5", model="lenet5", rounds=1)  # what a partition of it is run with
-    assert [row.kind for row in tables.comparison([result]).rows] == ["plain", "plain"]
+    assert [row.kind for row in comparison_table([result]).rows] == ["plain", "plain"]
 
 
 def test_markdown_has_rows_of_equal_length() -> None:
     results = [
         made_up(MAIN_DIGITS, {0: [[90.0] * 5], 1: [[91.0] * 5]}, method=m) for m in (Local(), FedAvg(), FedC2I())
     ]
-    text = tables.comparison(results).to_markdown()
+    text = comparison_table(results).to_markdown()
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 2 + 3 * 3
     assert {line.count("|") for line in lines} == {2 + len(DIGIT5) + 2 + 1}
@@ -156,9 +159,9 @@ def test_markdown_has_rows_of_equal_length() -> None:
 def test_terminal_of_any_width_shows_methods_and_averages(width: int) -> None:
     accuracy = {0: [[90.0, 81, 72, 63, 54]], 1: [[91.0, 82, 73, 64, 55]]}
     results = [made_up(MAIN_DIGITS, accuracy, method=method) for method in (Local(), FedAvg(), FedC2I())]
-    text = rendered(tables.comparison(results).to_rich(width), width)
+    text = rendered(comparison_table(results).to_rich(width), width)
     assert max(map(len, text.splitlines())) <= width
-    for word in ("Local", "FedAvg", "FedC²I", "received *", "trained *", "published", "Avg-4", "74.75"):
+    for word in ("Local", "FedAvg", "FedC²I", "before *", "after *", "published", "Avg-4", "74.75"):
         assert word in text
     assert "…" not in text
     assert [mean in text for mean in ("90.50", "81.50", "63.50", "54.50")].count(True) == {60: 2, 70: 3}.get(width, 4)
@@ -168,24 +171,24 @@ def test_terminal_of_any_width_shows_methods_and_averages(width: int) -> None:
 
 def test_many_clients_leave_room_for_method_and_average() -> None:
     result = measured(60, 3)
-    text = rendered(tables.comparison([result]).to_rich(120), 120)
+    text = rendered(comparison_table([result]).to_rich(120), 120)
     average = result.scores("trained")["Avg"]
-    assert all(word in text for word in ("FedC²I", "trained *", "client", f"{average}", "of 60 clients fit here"))
-    assert str(tables.influence(result, 120)).startswith("Who helps whom: FedC²I, 60 clients, see influence.png")
+    assert all(word in text for word in ("FedC²I", "after *", "client", f"{average}", "of 60 clients fit here"))
+    assert str(influence_table(result, 120)).startswith("Who helps whom: FedC²I, 60 clients, see influence.png")
 
 
 def test_long_method_names_are_folded() -> None:
     result = made_up(MAIN_DIGITS, {0: [[90.0] * 5]}, key="fedc2i:gamma=2.0,gamma_class=5.0,influence=first-order")
-    text = rendered(tables.comparison([result]).to_rich(80), 80)
-    assert all(word in text for word in ("FedC²I", "trained *", "90.00", "Avg-4"))
+    text = rendered(comparison_table([result]).to_rich(80), 80)
+    assert all(word in text for word in ("FedC²I", "after *", "90.00", "Avg-4"))
 
 
 def test_square_brackets_in_names_are_text() -> None:
     federation = blank_federation(("[/b]x", "[red]y"), name="folder:my[old]data")
     result = made_up(federation, {0: [[1, 2]]}, influence={"influence_vector": {0: [[[0.5, 0.5], [0.5, 0.5]]]}})
-    text = rendered(tables.comparison([result]).to_rich(120), 120)
+    text = rendered(comparison_table([result]).to_rich(120), 120)
     assert all(name in text for name in ("[/b]x", "[red]y", "my[old]data"))
-    matrix = tables.influence(result, 100)
+    matrix = influence_table(result, 100)
     assert matrix is not None
     assert rendered(matrix, 120).count("[/b]x") == 2
 
@@ -193,7 +196,7 @@ def test_square_brackets_in_names_are_text() -> None:
 def test_influence_is_shaded_against_an_equal_share() -> None:
     vectors = [[[0.0, 0.0], [0.0, 0.0]], [[0.9, 0.1], [0.5, np.nan]]]
     result = made_up(AB, {0: [[1, 2], [3, 4]]}, influence={"influence_vector": {0: vectors}})
-    matrix = tables.influence(result, 100)
+    matrix = influence_table(result, 100)
     assert matrix is not None
     cells = [[(cell.plain, str(cell.style)) for cell in column.cells] for column in matrix.columns[1:]]  # type: ignore[union-attr]
     assert cells == [[("0.900", "bold green"), ("0.500", "")], [("0.100", "dim"), ("-", "dim")]]
@@ -203,7 +206,7 @@ def test_influence_is_shaded_against_an_equal_share() -> None:
 def test_influence_of_several_seeds_is_averaged() -> None:
     vectors = {0: [[[0.9, 0.1], [0.5, 0.5]]], 1: [[[0.7, 0.3], [0.5, 0.5]]]}
     result = made_up(AB, {0: [[1, 2]], 1: [[1, 2]]}, influence={"influence_vector": vectors})
-    matrix = tables.influence(result, 100)
+    matrix = influence_table(result, 100)
     assert matrix is not None
     text = rendered(matrix, 100)
     assert "0.800" in text
@@ -211,7 +214,7 @@ def test_influence_of_several_seeds_is_averaged() -> None:
 
 
 def test_no_influence_without_measurements() -> None:
-    assert tables.influence(made_up(AB, {0: [[1, 2]]}, method=Local()), 100) is None
+    assert influence_table(made_up(AB, {0: [[1, 2]]}, method=Local()), 100) is None
 
 
 # Figures.
@@ -268,11 +271,11 @@ def test_names_that_look_like_formulas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(3, 1), (1, 3)])
-def test_seeds_of_unequal_length_are_drawn_up_to_the_shorter(lengths: tuple[int, int], tmp_path: Path) -> None:
+def test_seeds_of_unequal_length_are_drawn(lengths: tuple[int, int], tmp_path: Path) -> None:
     vectors = {seed: np.full((length, 2, 2), 0.5) for seed, length in enumerate(lengths)}
     accuracy = {seed: [[1, 2]] * length for seed, length in enumerate(lengths)}
     result = made_up(AB, accuracy, influence={"influence_vector": vectors})
-    assert figures.mean_over_seeds(result, "influence_vector").shape == (1, 2, 2)
+    assert weights.by_round(result, "influence_vector").tolist() == [[[0.5, 0.5], [0.5, 0.5]]] * 3
 
 
 def test_seed_that_measured_nothing_does_not_spoil_the_figure() -> None:
@@ -280,14 +283,14 @@ def test_seed_that_measured_nothing_does_not_spoil_the_figure() -> None:
     result = made_up(AB, {0: [[1, 2]] * 2, 1: [[1, 2]] * 2}, influence={"influence_vector": vectors})
     for report in result.rounds[:2]:
         report.influence.clear()  # type: ignore[attr-defined]
-    assert figures.mean_over_seeds(result, "influence_vector").shape == (2, 2, 2)
+    assert weights.by_round(result, "influence_vector").shape == (2, 2, 2)
 
 
 def test_clients_that_took_part_in_some_seeds_are_drawn_by_these() -> None:
     nan = np.nan
     vectors = {0: [[[0.9, 0.1], [nan, nan]]], 1: [[[0.7, 0.3], [0.4, 0.6]]]}
     result = made_up(AB, {0: [[1, 2]], 1: [[1, 2]]}, influence={"influence_vector": vectors})
-    assert np.allclose(figures.mean_over_seeds(result, "influence_vector"), [[[0.8, 0.2], [0.4, 0.6]]])
+    assert np.allclose(weights.by_round(result, "influence_vector"), [[[0.8, 0.2], [0.4, 0.6]]])
 
 
 def test_heat_maps_carry_names_and_values() -> None:

@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedc2i.analysis.seed_mean import mean_weights
+from fedc2i.analysis.weights import finite_mean, mean_weights, of_last_round, of_seeds, round_numbers
 from fedc2i.core.errors import UserError
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.report import tables
-from fedc2i.report.html.caveats import caveats
-from fedc2i.report.html.compare import (
+from fedc2i.report.comparison import comparison_table
+from fedc2i.report.html.chart_data import accuracies, chart_data
+from fedc2i.report.html.client_influence import client_influences
+from fedc2i.report.html.encoding import pack, rounds_to_keep, to_script
+from fedc2i.report.html.graph_nodes import MOST_NODES, clusters, graph_nodes
+from fedc2i.report.html.influence_text import influence_text
+from fedc2i.report.html.key_numbers import key_numbers
+from fedc2i.report.html.side_by_side import (
     best_of_each_point,
     common_seeds,
     difference_table,
@@ -23,12 +28,8 @@ from fedc2i.report.html.compare import (
     score_table,
     settings_that_differ,
 )
-from fedc2i.report.html.content import payload, to_script
-from fedc2i.report.html.groups import MOST_NODES, clusters, grouped
-from fedc2i.report.html.insights import insights
-from fedc2i.report.html.packing import accuracies, influence_rounds, influences, kept_rounds, last_influence, mean, pack
-from fedc2i.report.html.story import influence_story, verdict
-from fedc2i.report.html.tiles import tiles
+from fedc2i.report.html.verdict_text import Text, verdict_text
+from fedc2i.report.html.warning_notes import warning_notes
 from fedc2i.runs.results import Array, Result
 from helpers import blank_federation, made_up
 
@@ -59,6 +60,10 @@ def influential(**more: Any) -> Result:
 # Packed numbers.
 
 
+def story(result: Result) -> Text:
+    return influence_text(result, client_influences(result))
+
+
 def test_packing_keeps_numbers_to_a_step_and_nan() -> None:
     values = np.array([[0.25, NAN, 1.0], [-3.0, 0.0, 7.5]])
     packed = pack(values)
@@ -72,7 +77,7 @@ def test_packing_of_nothing_to_tell_apart(values: Array) -> None:
 
 
 def test_mean_is_of_what_is_there() -> None:
-    assert np.array_equal(mean(np.array([[1, NAN, NAN], [3, 5, NAN]])), [2, 5, NAN], equal_nan=True)
+    assert np.array_equal(finite_mean(np.array([[1, NAN, NAN], [3, 5, NAN]])), [2, 5, NAN], equal_nan=True)
 
 
 def test_the_mean_of_weights_sums_to_one_where_other_models_were_received() -> None:
@@ -85,26 +90,26 @@ def test_the_mean_of_weights_sums_to_one_where_other_models_were_received() -> N
     np.testing.assert_allclose(np.nansum(found, 1), 1)
     accuracy = {0: [[1, 2, 3]], 1: [[1, 2, 3]]}
     result = made_up(ABC, accuracy, influence={"influence_vector": {0: [first], 1: [second]}})
-    np.testing.assert_allclose(last_influence(result, "influence_vector"), found)
-    shown = unpack(payload([result])["runs"][0]["views"][0]["vector"])
+    np.testing.assert_allclose(of_last_round(result, "influence_vector"), found)
+    shown = unpack(chart_data([result])["runs"][0]["views"][0]["vector"])
     np.testing.assert_allclose(shown, [found], atol=1e-4)
 
 
 def test_last_influence_is_the_last_round_that_measured_anything() -> None:
     result = influential()
     silent = [replace(report, influence={}) if report.round == 2 else report for report in result.rounds]
-    assert np.allclose(last_influence(result, "influence_vector")[0], [0.6, 0.3, 0.1])
-    assert np.allclose(last_influence(replace(result, rounds=silent), "influence_vector")[2], [0.2, 0.2, 0.6])
-    assert last_influence(replace(result, rounds=silent), "nothing").shape == (0,)
+    assert np.allclose(of_last_round(result, "influence_vector")[0], [0.6, 0.3, 0.1])
+    assert np.allclose(of_last_round(replace(result, rounds=silent), "influence_vector")[2], [0.2, 0.2, 0.6])
+    assert of_last_round(replace(result, rounds=silent), "nothing").shape == (0,)
 
 
 def test_kept_rounds_leave_out_silent_ones_and_what_does_not_fit() -> None:
     values = np.ones((2, 10, 3, 3))
     values[:, 4] = NAN
-    assert kept_rounds(values, views=3, most=1000) == ([0, 1, 2, 3, 5, 6, 7, 8, 9], True)
-    assert kept_rounds(values, views=3, most=27) == ([0, 5, 9], False)
-    assert kept_rounds(values, views=3, most=9) == ([9], False)
-    assert kept_rounds(values, views=3, most=8) == ([], False)
+    assert rounds_to_keep(values, views=3, most=1000) == ([0, 1, 2, 3, 5, 6, 7, 8, 9], True)
+    assert rounds_to_keep(values, views=3, most=27) == ([0, 5, 9], False)
+    assert rounds_to_keep(values, views=3, most=9) == ([9], False)
+    assert rounds_to_keep(values, views=3, most=8) == ([], False)
 
 
 def test_seeds_that_stopped_earlier_are_nan_later() -> None:
@@ -113,14 +118,14 @@ def test_seeds_that_stopped_earlier_are_nan_later() -> None:
     assert rounds == [1, 2, 3]
     assert values.shape == (2, 3, 3)
     assert np.isnan(values[1, 1:]).all()
-    assert influences(result, "influence_vector").shape == (0,)
+    assert of_seeds(result, "influence_vector").shape == (0,)
 
 
 # Insights.
 
 
 def test_insights_by_hand() -> None:
-    a, b, c = insights(influential())
+    a, b, c = client_influences(influential())
     assert a.itself == pytest.approx(0.6)
     assert [i for i, _ in a.learned] == [1, 2]
     assert [share for _, share in a.learned] == pytest.approx([0.3, 0.1])
@@ -134,7 +139,7 @@ def test_insights_by_hand() -> None:
 
 
 def test_classes_with_another_helper_by_hand() -> None:
-    a, b, _ = insights(influential())
+    a, b, _ = client_influences(influential())
     assert [(one.label, one.helper) for one in a.exceptions] == [(1, 2)]  # class 2: 0.36 is no fifth above 0.34
     assert a.exceptions[0].share == pytest.approx(0.5)
     assert a.exceptions[0].usual == pytest.approx(0.1)
@@ -143,7 +148,7 @@ def test_classes_with_another_helper_by_hand() -> None:
 
 def test_who_has_next_to_nothing_is_no_helper() -> None:
     rows = [[[0.99, 0.009, 0.001], [0.3, 0.4, 0.3], [0.0, 0.0, 1.0]]]
-    a, b, c = insights(made_up(ABC, {0: [[1, 2, 3]]}, influence={"influence_vector": {0: rows}}))
+    a, b, c = client_influences(made_up(ABC, {0: [[1, 2, 3]]}, influence={"influence_vector": {0: rows}}))
     assert a.learned == ()
     assert [i for i, _ in b.learned] == [0, 2]
     assert c.learned == ()
@@ -155,13 +160,13 @@ def test_who_has_next_to_nothing_is_no_helper() -> None:
 
 def test_few_clients_are_nodes_themselves() -> None:
     names = [f"c{k}" for k in range(MOST_NODES)]
-    assert grouped(names, None).kind == "client"
-    assert grouped(names, None).labels == tuple(names)
+    assert graph_nodes(names, None).kind == "client"
+    assert graph_nodes(names, None).labels == tuple(names)
 
 
 def test_many_clients_are_grouped_by_domain() -> None:
     names = [f"{domain}/{k}" for domain in ("x", "y/z") for k in range(10)]
-    found = grouped(names, None)
+    found = graph_nodes(names, None)
     assert (found.kind, found.labels) == ("domain", ("x", "y/z"))
     assert found.members == (0,) * 10 + (1,) * 10
 
@@ -173,8 +178,8 @@ def test_many_clients_without_domains_are_clustered_by_mutual_influence() -> Non
     assert found[0] == 0
     for k in range(30):
         assert (found[k] == found[0]) == ((order[k] < 10) == (order[0] < 10))
-    assert grouped([f"c{k}" for k in range(30)], block).kind == "cluster"
-    assert len(grouped([f"c{k}" for k in range(30)], None).labels) == 1
+    assert graph_nodes([f"c{k}" for k in range(30)], block).kind == "cluster"
+    assert len(graph_nodes([f"c{k}" for k in range(30)], None).labels) == 1
 
 
 # Words.
@@ -183,27 +188,27 @@ def test_many_clients_without_domains_are_clustered_by_mutual_influence() -> Non
 def test_verdict_names_the_best_with_its_interval() -> None:
     better = made_up(ABC, {seed: [[60 + seed] * 3] for seed in range(3)})
     worse = made_up(ABC, {seed: [[58] * 3] for seed in range(3)}, method=FedAvg())
-    said = verdict([worse, better])
+    said = verdict_text([worse, better])
     assert said.headline == "FedC²I has the highest average at both points, beyond the spread over seeds."
     assert said.sentences[0] == (
-        "At received, FedC²I has the highest Avg, 61.00 ± 1.00 %: 3.00 points above FedAvg "
+        "Before local training, FedC²I has the highest Avg, 61.00 ± 1.00 %: 3.00 points above FedAvg "
         "(95 % interval 2.00 to 4.00)."
     )
-    assert any("one in 4 pairs of equal methods" in sentence for sentence in said.sentences)
+    assert any("3 seeds are few" in sentence for sentence in said.sentences)
 
 
 def test_verdict_does_not_claim_what_seeds_do_not_show() -> None:
     first = made_up(ABC, {0: [[60] * 3], 1: [[50] * 3]})
     second = made_up(ABC, {0: [[50] * 3], 1: [[59] * 3]}, method=FedAvg())
-    said = verdict([first, second])
+    said = verdict_text([first, second])
     assert said.headline == "FedC²I has the highest average at both points, but is not clearly best."
-    assert "Not told apart from it: FedAvg (0.50 points below)." in said.sentences[0]
+    assert "Not clearly below it: FedAvg (0.50 points below)." in said.sentences[0]
 
 
 @pytest.mark.parametrize(("seed", "words"), [(0, "share one seed"), (7, "share no seed")])
 def test_verdict_without_pairs_says_so(seed: int, words: str) -> None:
     results = [made_up(ABC, {0: [[60] * 3]}), made_up(ABC, {seed: [[50] * 3]}, method=FedAvg())]
-    assert any(words in sentence for sentence in verdict(results).sentences)
+    assert any(words in sentence for sentence in verdict_text(results).sentences)
     assert len(score_table(results).rows) == 4
     assert len(differences(results, "trained")[1]) == (seed == 0)
     assert bool(difference_table(results).rows) == (seed == 0)
@@ -220,13 +225,13 @@ def test_only_common_seeds_are_paired() -> None:
 
 
 def test_influence_in_words() -> None:
-    said = influence_story(influential())
+    said = story(influential())
     assert said.headline == "b helps a most: λ 0.30, 0.9 times an equal share."
     text = " ".join(said.sentences)
     assert "b is its first helper in 2 of 2 seeds. In the other direction, a has λ 0.20 at b." in text
     assert "gives 60 % of λ to its own model; an equal share is 33 %" in text
     assert "The most useful to others is " in text
-    assert "1 client of 3 leans on another helper" in text
+    assert "1 client of 3 has another helper" in text
     assert "clearest: a on class 1, helped most by c (Λ 0.50, 1.5 times an equal share)" in text
 
 
@@ -236,19 +241,19 @@ def test_a_class_near_the_equal_share_is_no_finding(share: float, mentioned: boo
     matrix[0, 0, :, 1] = [0.9 - share, 0.1, share]  # a's own weight is above an equal share in any case
     seen = {"influence_vector": {0: FIRST[:1]}, "influence_matrix": {0: matrix}}
     result = made_up(ABC, {0: [[1, 2, 3]]}, influence=seen)
-    assert [one.label for one in insights(result)[0].exceptions] == [1] * mentioned
-    assert ("clearest: a on class 1, helped most by c" in " ".join(influence_story(result).sentences)) == mentioned
+    assert [one.label for one in client_influences(result)[0].exceptions] == [1] * mentioned
+    assert ("clearest: a on class 1, helped most by c" in " ".join(story(result).sentences)) == mentioned
 
 
 def test_equal_influence_singles_nobody_out() -> None:
     rows = [[0.34, 0.33, 0.33], [0.34, 0.33, 0.33], [0.33, 0.33, 0.34]]  # a is ahead by a hair
-    said = influence_story(made_up(ABC, {0: [[1, 2, 3]]}, influence={"influence_vector": {0: [rows]}}))
+    said = story(made_up(ABC, {0: [[1, 2, 3]]}, influence={"influence_vector": {0: [rows]}}))
     assert "no client is singled out" in said.headline
     assert "most useful" not in " ".join(said.sentences)
 
 
 def test_a_method_without_influence_says_so() -> None:
-    assert "measures no influence" in influence_story(made_up(ABC, {0: [[1, 2, 3]]}, method=FedAvg())).headline
+    assert "measures no influence" in story(made_up(ABC, {0: [[1, 2, 3]]}, method=FedAvg())).headline
 
 
 # Several runs, and what goes into the page.
@@ -263,10 +268,10 @@ def test_the_same_method_twice_is_told_apart_by_its_folder() -> None:
 def test_the_best_is_marked_among_the_rows_of_one_point() -> None:
     first = made_up(ABC, {0: [[50, 60, NAN]]}, lift=20)
     second = made_up(ABC, {0: [[55, 60, NAN]]}, method=FedAvg(), lift=1)
-    plain = tables.comparison([first, second])
+    plain = comparison_table([first, second])
     rows = best_of_each_point(plain, [first, second]).rows
     assert [(row.cells[0], row.cells[1].strip(" *")) for row in rows] == [
-        (label, point) for label in ("FedC²I", "FedAvg") for point in ("received", "trained")
+        (label, point) for label in ("FedC²I", "FedAvg") for point in ("before", "after")
     ]
     assert [set(row.best) for row in rows] == [{3}, {2, 3, 5}, {2, 3, 5}, set()]  # a: 50, 70, 55, 56; b: 60, 80, 60, 61
     assert not any(row.best for row in score_table([first]).rows)
@@ -276,19 +281,19 @@ def test_other_rounds_are_in_title_and_tile() -> None:
     short = made_up(ABC, {0: [[1, 2, 3]] * 3})
     long = made_up(ABC, {0: [[1, 2, 3]] * 6}, method=FedAvg())
     assert score_table([long, short]).title == "Test accuracy (%) on toy, lenet5, 3 to 6 rounds, seed 0"
-    assert score_table([long, long]).title == tables.comparison([long]).title
-    assert [(one.value, one.name) for one in tiles([long, short])][3] == ("3 to 6", "rounds")
-    assert [(one.value, one.name) for one in tiles([long, long])][3] == ("6", "rounds")
+    assert score_table([long, long]).title == comparison_table([long]).title
+    assert [(one.value, one.name) for one in key_numbers([long, short])][3] == ("3 to 6", "rounds")
+    assert [(one.value, one.name) for one in key_numbers([long, long])][3] == ("6", "rounds")
 
 
 def test_runs_on_other_terms_are_said_next_to_the_verdict() -> None:
     short = made_up(ABC, {0: [[1, 2, 3]] * 3})
     long = made_up(ABC, {0: [[1, 2, 3]] * 6}, method=FedAvg())
-    assert caveats([long]) == caveats([long, long]) == ()
-    both = verdict([long, short])
-    assert both.caveats == ("Not on equal terms: rounds 6 (FedAvg), 3 (FedC²I).",)
+    assert warning_notes([long]) == warning_notes([long, long]) == ()
+    both = verdict_text([long, short])
+    assert both.warnings == ("Not on equal terms: rounds 6 (FedAvg), 3 (FedC²I).",)
     stopped = replace(short, config=long.config)
-    assert caveats([long, stopped]) == ("Not on equal terms: rounds run 6 (FedAvg), 3 (FedC²I).",)
+    assert warning_notes([long, stopped]) == ("Not on equal terms: rounds run 6 (FedAvg), 3 (FedC²I).",)
 
 
 def test_attacks_and_uploads_left_out_are_said() -> None:
@@ -296,12 +301,12 @@ def test_attacks_and_uploads_left_out_are_said() -> None:
     config = replace(honest.config, attack="sign-flip@a,c")
     rounds = [replace(report, refused=("a", "c")[: report.round]) for report in honest.rounds]
     attacked = replace(honest, label="other", config=config, rounds=rounds)
-    said = ("Under attack: sign-flip@a,c; averages include the attackers.", "Uploads left out: a 2, c 1.")
-    assert verdict([attacked]).caveats == said
-    assert caveats([honest, attacked]) == (
-        "Not on equal terms: attack none (FedC²I), sign-flip@a,c (other).",
+    said = ("Under attack: sign-flip@a,c; averages include the attackers.", "Rejected uploads: a 2, c 1.")
+    assert verdict_text([attacked]).warnings == said
+    assert warning_notes([honest, attacked]) == (
+        "Not on equal terms: attack not set (FedC²I), sign-flip@a,c (other).",
         "Under attack: sign-flip@a,c (other); averages include the attackers.",
-        "Uploads left out of other: a 2, c 1.",
+        "Rejected uploads of other: a 2, c 1.",
     )
 
 
@@ -317,7 +322,7 @@ def test_settings_that_differ_are_named() -> None:
 
 
 def test_payload_holds_the_mean_and_every_seed() -> None:
-    (run,) = payload([influential()])["runs"]
+    (run,) = chart_data([influential()])["runs"]
     assert [view["label"] for view in run["views"]] == ["mean over seeds 0, 1", "seed 0", "seed 1"]
     mixed, *single = (unpack(view["vector"]) for view in run["views"])
     assert np.allclose(single[0], FIRST, atol=1e-4, equal_nan=True)
@@ -329,9 +334,9 @@ def test_payload_holds_the_mean_and_every_seed() -> None:
 
 def test_of_very_many_rounds_and_clients_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every view holds the same rounds, the first and the last among them, and the page knows how many there were."""
-    monkeypatch.setattr("fedc2i.report.html.content.MOST_VALUES", 75)
+    monkeypatch.setattr("fedc2i.report.html.chart_data.MOST_VALUES", 75)
     accuracy = {seed: np.arange(60.0).reshape(20, 3) + seed for seed in (0, 1)}
-    (found,) = payload([made_up(ABC, accuracy)])["runs"]
+    (found,) = chart_data([made_up(ABC, accuracy)])["runs"]
     assert (found["rounds"], found["scored"]) == ([1, 7, 14, 20], 20)  # 72 = 2 points, 3 views, 3 clients, 4 rounds
     for view, shift in zip(found["views"], (0.5, 0, 1), strict=True):
         rows = np.array([[0, 1, 2], [18, 19, 20], [39, 40, 41], [57, 58, 59]]) + shift
@@ -341,16 +346,16 @@ def test_of_very_many_rounds_and_clients_some_are_drawn(monkeypatch: pytest.Monk
 
 def test_influence_of_the_last_round_alone_is_labelled_so(monkeypatch: pytest.MonkeyPatch) -> None:
     result = influential()
-    assert payload([result])["runs"][0]["influenceRounds"] == {"vector": [1, 2], "matrix": [1, 2]}
-    for module in ("fedc2i.runs.results", "fedc2i.report.html.packing"):
+    assert chart_data([result])["runs"][0]["influenceRounds"] == {"vector": [1, 2], "matrix": [1, 2]}
+    for module in ("fedc2i.runs.results", "fedc2i.analysis.weights"):
         monkeypatch.setattr(f"{module}.LARGE", CLASSES[0].nbytes - 1)  # as for Λ of 650 clients; λ stays small
     result.rounds = [
         replace(one, influence={k: v for k, v in one.influence.items() if one.round == 2 or k == "influence_vector"})
         for one in result.rounds
     ]
-    assert influences(result, "influence_matrix").shape == (2, 1, 3, 3, 3)
-    assert influence_rounds(result, "influence_matrix") == [2]
-    assert payload([result])["runs"][0]["influenceRounds"] == {"vector": [1, 2], "matrix": [2]}
+    assert of_seeds(result, "influence_matrix").shape == (2, 1, 3, 3, 3)
+    assert round_numbers(result, "influence_matrix") == [2]
+    assert chart_data([result])["runs"][0]["influenceRounds"] == {"vector": [1, 2], "matrix": [2]}
 
 
 def test_script_data_cannot_end_its_element() -> None:

@@ -19,7 +19,8 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedcalm import FedCALM
 from fedc2i.methods.fedic import FedIC
 from fedc2i.methods.local import Local
-from fedc2i.report import paper_tables, tables
+from fedc2i.report import paper_tables
+from fedc2i.report.comparison import DIFFERENCE_NOTE, comparison_table
 from fedc2i.report.table import Row, Table
 from fedc2i.runs.results import Result
 from helpers import DIGIT5, blank_federation, made_up
@@ -32,12 +33,12 @@ HALF = 0.5**0.5  # two seeds this far from their mean have a sample deviation of
 
 SMALL = Table(
     "Test accuracy (%) on x_y",
-    ("Method", "Point", "a", "Avg"),
+    ("Method", "Local training", "a", "Avg"),
     rows=[
-        Row(("FedC²I (γ=2)", "trained *", "80.00 ± 1.00", "75.50 ± 0.50 ~"), best=frozenset({2})),
+        Row(("FedC²I (γ=2)", "after *", "80.00 ± 1.00", "75.50 ± 0.50 ~"), best=frozenset({2})),
         Row(("FedC²I (γ=2)", "published", "", "76.00 ± 0.10"), "published"),
-        Row(("FedC²I (γ=2)", "difference, trained", "", "-1.4 sd"), "published", ends_section=True),
-        Row(("Local", "trained *", "70.00", "60.00"), best=frozenset({3}), ends_section=True),
+        Row(("FedC²I (γ=2)", "difference, after", "", "-1.4 sd"), "published", ends_section=True),
+        Row(("Local", "after *", "70.00", "60.00"), best=frozenset({3}), ends_section=True),
     ],
     notes=["100 % by hand"],
 )
@@ -50,12 +51,12 @@ def test_markdown_by_hand() -> None:
     assert SMALL.to_markdown() == (
         "**Test accuracy (%) on x_y**\n"
         "\n"
-        "| Method | Point | a | Avg |\n"
+        "| Method | Local training | a | Avg |\n"
         "|---|---|---:|---:|\n"
-        "| FedC²I (γ=2) | trained * | **80.00 ± 1.00** | 75.50 ± 0.50 ~ |\n"
+        "| FedC²I (γ=2) | after * | **80.00 ± 1.00** | 75.50 ± 0.50 ~ |\n"
         "| *FedC²I (γ=2)* | *published* |  | *76.00 ± 0.10* |\n"
-        "| *FedC²I (γ=2)* | *difference, trained* |  | *-1.4 sd* |\n"
-        "| Local | trained * | 70.00 | **60.00** |\n"
+        "| *FedC²I (γ=2)* | *difference, after* |  | *-1.4 sd* |\n"
+        "| Local | after * | 70.00 | **60.00** |\n"
         "\n"
         "- 100 % by hand\n"
     )
@@ -63,11 +64,11 @@ def test_markdown_by_hand() -> None:
 
 def test_csv_by_hand() -> None:
     assert SMALL.to_csv() == (
-        "Method,Point,a,a sd,Avg,Avg sd\n"
-        "FedC²I (γ=2),trained *,80.00,1.00,75.50,0.50\n"
+        "Method,Local training,a,a sd,Avg,Avg sd\n"
+        "FedC²I (γ=2),after *,80.00,1.00,75.50,0.50\n"
         "FedC²I (γ=2),published,,,76.00,0.10\n"
-        'FedC²I (γ=2),"difference, trained",,,-1.4 sd,\n'
-        "Local,trained *,70.00,,60.00,\n"
+        'FedC²I (γ=2),"difference, after",,,-1.4 sd,\n'
+        "Local,after *,70.00,,60.00,\n"
     )
 
 
@@ -78,14 +79,14 @@ def test_latex_by_hand() -> None:
         "\\caption{Test accuracy (\\%) on x\\_y}\n"
         "\\begin{tabular}{llrr}\n"
         "\\toprule\n"
-        "Method & Point & a & Avg \\\\\n"
+        "Method & Local training & a & Avg \\\\\n"
         "\\midrule\n"
-        "FedC$^2$I ($\\gamma$=2) & trained * & \\textbf{80.00 $\\pm$ 1.00} & "
+        "FedC$^2$I ($\\gamma$=2) & after * & \\textbf{80.00 $\\pm$ 1.00} & "
         "75.50 $\\pm$ 0.50 \\textasciitilde{} \\\\\n"
         "\\textit{FedC$^2$I ($\\gamma$=2)} & \\textit{published} &  & \\textit{76.00 $\\pm$ 0.10} \\\\\n"
-        "\\textit{FedC$^2$I ($\\gamma$=2)} & \\textit{difference, trained} &  & \\textit{-1.4 sd} \\\\\n"
+        "\\textit{FedC$^2$I ($\\gamma$=2)} & \\textit{difference, after} &  & \\textit{-1.4 sd} \\\\\n"
         "\\midrule\n"
-        "Local & trained * & 70.00 & \\textbf{60.00} \\\\\n"
+        "Local & after * & 70.00 & \\textbf{60.00} \\\\\n"
         "\\bottomrule\n"
         "\\end{tabular}\n"
         "% 100 % by hand\n"
@@ -143,7 +144,7 @@ def awkward_table() -> Table:
         made_up(federation, accuracy, method=FedAvg(), lift=0),
         made_up(federation, accuracy, key="fedc2i:a|b&c"),
     ]
-    return tables.comparison(results)
+    return comparison_table(results)
 
 
 def split_cells(line: str, sign: str) -> list[str]:
@@ -181,7 +182,7 @@ def test_latex_rows_keep_their_length_and_braces_balance_whatever_the_names() ->
 def test_csv_reads_back_to_the_same_names_and_numbers() -> None:
     table = awkward_table()
     header, *rows = csv.reader(io.StringIO(table.to_csv()))
-    assert header[:2] == ["Method", "Point"]
+    assert header[:2] == ["Method", "Local training"]
     assert header[2:] == [name for client in (*AWKWARD, "Avg") for name in (client, f"{client} sd")]
     assert len(rows) == len(table.rows)
     for cells, row in zip(rows, table.rows, strict=True):
@@ -191,8 +192,8 @@ def test_csv_reads_back_to_the_same_names_and_numbers() -> None:
 
 
 def test_csv_of_one_seed_has_no_columns_for_deviations() -> None:
-    header, *rows = csv.reader(io.StringIO(tables.comparison([made_up(AB, {0: [[50, 60]]})]).to_csv()))
-    assert header == ["Method", "Point", "a", "b", "Avg"]
+    header, *rows = csv.reader(io.StringIO(comparison_table([made_up(AB, {0: [[50, 60]]})]).to_csv()))
+    assert header == ["Method", "Local training", "a", "b", "Avg"]
     assert [[float(cell) for cell in row[2:]] for row in rows] == [[50, 60, 55], [51, 61, 56]]
 
 
@@ -212,18 +213,18 @@ def cells_of(table: Table, point: str) -> dict[str, str]:
 def test_difference_in_pooled_deviations() -> None:
     # published FedAvg: 58.68(1.08) 38.90(2.28) 77.08(4.77) 84.75(3.39) 64.87(2.49)
     result = made_up(OFFICE10, around((60.68, 38.90, 70.08, 84.75)), method=FedAvg(), lift=2)
-    table = tables.comparison([result], against_paper=True)
+    table = comparison_table([result], against_paper=True)
     assert [row.cells[1] for row in table.rows] == [
-        "received *",
-        "trained",
+        "before *",
+        "after",
         "published",
-        "difference, received",
-        "difference, trained",
+        "difference, before",
+        "difference, after",
     ]
-    received, trained = cells_of(table, "difference, received"), cells_of(table, "difference, trained")
+    received, trained = cells_of(table, "difference, before"), cells_of(table, "difference, after")
     assert received == {
         "Method": "FedAvg",
-        "Point": "difference, received",
+        "Local training": "difference, before",
         "Amazon": "+1.9 sd",  # 2 / √((1 + 1.08²) / 2) = 1.92
         "Caltech": "+0.0 sd",
         "DSLR": "-2.0 sd",  # -7 / √((1 + 4.77²) / 2) = -2.03
@@ -231,22 +232,22 @@ def test_difference_in_pooled_deviations() -> None:
         "Avg": "-0.7 sd",  # (63.6025 - 64.87) / √((1 + 2.49²) / 2) = -0.67
     }
     assert trained["Amazon"] == "+3.8 sd"
-    assert tables.DIFFERENCE_NOTE in table.notes
+    assert DIFFERENCE_NOTE in table.notes
     assert all(row.kind == "published" and not row.best for row in table.rows[2:])
     assert [row.ends_section for row in table.rows] == [False] * 4 + [True]
 
 
 def test_difference_of_a_single_seed_is_in_points() -> None:
-    table = tables.comparison([made_up(OFFICE10, {0: [[60.68, 38, 70.08, 84.75]]}, method=FedAvg())], True)
-    away = cells_of(table, "difference, received")
+    table = comparison_table([made_up(OFFICE10, {0: [[60.68, 38, 70.08, 84.75]]}, method=FedAvg())], True)
+    away = cells_of(table, "difference, before")
     assert [away[name] for name in (*OFFICE, "Avg")] == ["+2.00 pt", "-0.90 pt", "-7.00 pt", "+0.00 pt", "-1.49 pt"]
 
 
 def test_stand_in_is_not_held_against_the_paper() -> None:
     # published FedAvg: 95.45(0.52) 68.17(0.95) 93.22(0.89) 80.73(0.49) 76.82(1.08) 82.88(0.04); four of them: 83.415
     result = made_up(WITH_STAND_IN, around((95.45, 70.17, 93.22, 99, 76.82), 0.95), method=FedAvg(), lift=0)
-    table = tables.comparison([result], against_paper=True)
-    away = cells_of(table, "difference, received")
+    table = comparison_table([result], against_paper=True)
+    away = cells_of(table, "difference, before")
     assert away["SVHN"] == "+2.1 sd"  # 2 / 0.95
     assert (away["SynthDigits"], away["Avg"]) == ("", "")
     assert away["Avg-4"] == "+0.50 pt"  # the paper prints no deviation of it
@@ -257,22 +258,22 @@ def test_stand_in_is_not_held_against_the_paper() -> None:
 def test_published_average_is_compared_where_all_data_is_the_papers() -> None:
     federation = blank_federation(DIGIT5, name="digit5")
     result = made_up(federation, around((95.45, 68.17, 93.22, 80.73, 76.82)), method=FedAvg(), lift=0)
-    away = cells_of(tables.comparison([result], against_paper=True), "difference, received")
+    away = cells_of(comparison_table([result], against_paper=True), "difference, before")
     assert [away[name] for name in (*DIGIT5, "Avg")] == ["+0.0 sd"] * 6
 
 
 def test_columns_that_the_paper_leaves_out_have_no_difference() -> None:
     result = made_up(OFFICE10, around((60, 40, 70, 85)), key="fedc2i:gamma=2.0")  # averages only are printed
-    away = cells_of(tables.comparison([result], against_paper=True), "difference, received")
+    away = cells_of(comparison_table([result], against_paper=True), "difference, before")
     assert [away[name] for name in OFFICE] == [""] * 4
     assert away["Avg"].endswith(" sd")
 
 
 def test_differences_only_where_asked_for_and_printed() -> None:
     printed = made_up(OFFICE10, around((60, 40, 70, 85)), method=FedAvg())
-    assert not [row for row in tables.comparison([printed]).rows if row.cells[1].startswith("difference")]
+    assert not [row for row in comparison_table([printed]).rows if row.cells[1].startswith("difference")]
     other = made_up(OFFICE10, around((60, 40, 70, 85)), key="fedc2i:gamma=3.0")
-    assert [row.cells[1] for row in tables.comparison([other], against_paper=True).rows] == ["received", "trained *"]
+    assert [row.cells[1] for row in comparison_table([other], against_paper=True).rows] == ["before", "after *"]
 
 
 # Ties and notes.
@@ -293,37 +294,37 @@ def by_seed(*averages: float, federation: Federation = AB, key: str = "fedc2i", 
 def test_ties_are_marked_at_each_point_and_never_on_the_best_row() -> None:
     best, mixed = by_seed(80, 82, 84, key="best"), by_seed(79, 83, 81, key="mixed")
     below, same = by_seed(79, 81, 83, key="below"), by_seed(80, 82, 84, key="same")
-    table = tables.comparison([below, best, mixed, same])
-    assert tied(table) == {(name, point) for name in ("mixed", "same") for point in POINTS}
-    assert any(note.startswith("~: Avg not told apart") and "paired bootstrap" in note for note in table.notes)
+    table = comparison_table([below, best, mixed, same])
+    assert tied(table) == {(name, point) for name in ("mixed", "same") for point in ("before", "after")}
+    assert any(note.startswith("~: the difference of Avg") and "may be chance" in note for note in table.notes)
 
 
 def test_best_of_each_point_is_its_own() -> None:
     falling, rising = by_seed(80, 82, key="falling", lift=-10), by_seed(70, 72, key="rising", lift=10)
-    table = tables.comparison([falling, rising, by_seed(79, 83, key="mixed", lift=-30)])
-    assert tied(table) == {("mixed", "received")}
+    table = comparison_table([falling, rising, by_seed(79, 83, key="mixed", lift=-30)])
+    assert tied(table) == {("mixed", "before")}
 
 
 def test_ties_need_two_seeds() -> None:
-    table = tables.comparison([by_seed(80, key="best"), by_seed(80, key="same"), by_seed(79, key="below")])
+    table = comparison_table([by_seed(80, key="best"), by_seed(80, key="same"), by_seed(79, key="below")])
     assert tied(table) == set()
     assert not any(note.startswith("~") for note in table.notes)
 
 
 def test_no_note_where_nothing_is_tied() -> None:
-    assert not any(note.startswith("~") for note in tables.comparison([by_seed(80, 82), by_seed(1, 2, key="x")]).notes)
+    assert not any(note.startswith("~") for note in comparison_table([by_seed(80, 82), by_seed(1, 2, key="x")]).notes)
 
 
 def test_ties_go_by_the_average_without_the_stand_in() -> None:
     best = made_up(WITH_STAND_IN, {seed: [[80, 80, 80, 0, 80]] for seed in (0, 1)}, key="best", lift=0)
     other = made_up(WITH_STAND_IN, {seed: [[79, 79, 79, 99, 79]] for seed in (0, 1)}, key="other", lift=0)
     near = made_up(WITH_STAND_IN, {0: [[81, 81, 81, 0, 81]], 1: [[78, 78, 78, 0, 78]]}, key="near", lift=0)
-    table = tables.comparison([best, other, near])
-    assert tied(table) == {("near", point) for point in POINTS}
-    assert any(note.startswith("~: Avg-4 ") for note in table.notes)
+    table = comparison_table([best, other, near])
+    assert tied(table) == {("near", point) for point in ("before", "after")}
+    assert any(note.startswith("~: the difference of Avg-4 ") for note in table.notes)
 
 
-@pytest.mark.parametrize("make", [tables.comparison, paper_tables.costs], ids=["comparison", "costs"])
+@pytest.mark.parametrize("make", [comparison_table, paper_tables.costs], ids=["comparison", "costs"])
 def test_reconstructions_are_named_once_below_the_table(make: object) -> None:
     methods: list[tuple[Method, str]] = [
         (Local(), "local"),
@@ -374,18 +375,18 @@ def test_ablation_has_the_averages_of_both_data_sets() -> None:
     table = paper_tables.averages("Ablation: λ and Λ", [digits, office])
     assert table.title == "Ablation: λ and Λ; 2 seeds, mean ± sample sd"
     assert table.header == (
-        *("Method", "Point", "digit5 Avg", "digit5 Avg-4", "digit5 published Avg", "difference"),
+        *("Method", "Local training", "digit5 Avg", "digit5 Avg-4", "digit5 published Avg", "difference"),
         *("office10 Avg", "office10 published Avg", "difference"),
     )
     assert [row.cells for row in table.rows] == [
-        ("Local", "received", "80.00 ± 1.00", "90.00 ± 1.00", "", "", "63.00 ± 1.00", "", "+3.8 sd"),
+        ("Local", "before", "80.00 ± 1.00", "90.00 ± 1.00", "", "", "63.00 ± 1.00", "", "+3.8 sd"),
         (
-            *("Local", "trained *", "81.00 ± 1.00", "91.00 ± 1.00", "79.81 ± 0.60", ""),
+            *("Local", "after *", "81.00 ± 1.00", "91.00 ± 1.00", "79.81 ± 0.60", ""),
             *("65.00 ± 1.00", "60.32 ± 0.09", "+6.6 sd"),
         ),
-        ("FedC²I-client", "received", "80.00 ± 1.00", "80.00 ± 1.00", "", "", "70.00 ± 1.00", "", "+3.2 sd"),
+        ("FedC²I-client", "before", "80.00 ± 1.00", "80.00 ± 1.00", "", "", "70.00 ± 1.00", "", "+3.2 sd"),
         (
-            *("FedC²I-client", "trained *", "81.00 ± 1.00", "81.00 ± 1.00", "84.61 ± 0.24", ""),
+            *("FedC²I-client", "after *", "81.00 ± 1.00", "81.00 ± 1.00", "84.61 ± 0.24", ""),
             *("72.00 ± 1.00", "63.07 ± 2.85", "+4.2 sd"),
         ),
     ]
@@ -397,7 +398,7 @@ def test_ablation_has_the_averages_of_both_data_sets() -> None:
 def test_ablation_marks_ties() -> None:
     results = [by_seed(80, 82, 84, key="best"), by_seed(79, 83, 81, key="mixed"), by_seed(79, 81, 83, key="below")]
     table = paper_tables.averages("Ablation", [results])
-    assert tied(table, column=2) == {("mixed", point) for point in POINTS}
+    assert tied(table, column=2) == {("mixed", point) for point in ("before", "after")}
 
 
 def of_gamma(
@@ -417,7 +418,7 @@ def of_gamma(
 
 def chosen(table: Table) -> dict[str, list[str]]:
     """By point, the γ with marked cells of each data set, in the order of the columns."""
-    found: dict[str, list[str]] = {point: [] for point in POINTS}
+    found: dict[str, list[str]] = {"before": [], "after": []}
     starts = [k for k, name in enumerate(table.header) if name.endswith("validation")]
     for start in starts:
         for row in table.rows:
@@ -440,17 +441,17 @@ def test_gamma_is_chosen_by_validation_where_test_would_choose_another() -> None
             ]
         ]
     )
-    assert table.header == ("γ", "Point", "toy validation", "toy Avg", "toy published Avg", "difference")
+    assert table.header == ("γ", "Local training", "toy validation", "toy Avg", "toy published Avg", "difference")
     assert [row.cells[:4] for row in table.rows] == [
-        ("0.5", "received", "70.00", "99.00"),
-        ("0.5", "trained *", "70.00", "99.00"),
-        ("5", "received", "80.00", "50.00"),
-        ("5", "trained *", "80.00", "50.00"),
-        ("10", "received", "75.00", "60.00"),
-        ("10", "trained *", "75.00", "60.00"),
+        ("0.5", "before", "70.00", "99.00"),
+        ("0.5", "after *", "70.00", "99.00"),
+        ("5", "before", "80.00", "50.00"),
+        ("5", "after *", "80.00", "50.00"),
+        ("10", "before", "75.00", "60.00"),
+        ("10", "after *", "75.00", "60.00"),
     ]
     assert [set(row.best) for row in table.rows] == [set(), set(), {2, 3}, {2, 3}, set(), set()]
-    assert any("validation accuracy chooses" in note for note in table.notes)
+    assert "validation accuracy chooses" in table.bold
 
 
 def test_gamma_is_chosen_at_each_point_and_on_each_data_set() -> None:
@@ -464,7 +465,7 @@ def test_gamma_is_chosen_at_each_point_and_on_each_data_set() -> None:
         *("digit5 validation", "digit5 Avg", "digit5 Avg-4", "digit5 published Avg", "difference"),
         *("office10 validation", "office10 Avg", "office10 published Avg", "difference"),
     )
-    assert chosen(table) == {"received": ["1", "2"], "trained": ["2", "2"]}
+    assert chosen(table) == {"before": ["1", "2"], "after": ["2", "2"]}
     assert [set(row.best) for row in table.rows] == [{2, 3, 4}, set(), {7, 8}, {2, 3, 4, 7, 8}]
     published = [(row.cells[5], row.cells[9]) for row in table.rows]
     assert published == [("", ""), ("85.08 ± 0.60", "64.20 ± 1.12"), ("", ""), ("85.48 ± 0.27", "64.25 ± 2.11")]
@@ -475,7 +476,7 @@ def test_clients_without_validation_are_left_out_of_its_mean() -> None:
         [[of_gamma(1.0, (50, 50), both(90, None)), of_gamma(2.0, (50, 50), both(80, None))]]
     )
     assert [row.cells[2] for row in table.rows] == ["90.00", "90.00", "80.00", "80.00"]
-    assert chosen(table) == {"received": ["1"], "trained": ["1"]}
+    assert chosen(table) == {"before": ["1"], "after": ["1"]}
 
 
 def test_validation_is_averaged_within_a_seed_first() -> None:

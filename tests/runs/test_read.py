@@ -18,12 +18,14 @@ from fedc2i.engine import diagnostics
 from fedc2i.engine.records import POINTS
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.report import figures, tables
+from fedc2i.report import figures
+from fedc2i.report.comparison import comparison_table, write_comparison
 from fedc2i.runs import read, results
 from fedc2i.runs.cache import Store
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.read import read_rounds, read_run
 from fedc2i.runs.reopen import reopen
+from fedc2i.runs.summary import summary
 from helpers import is_drawn
 
 SEEDS = (0, 3)
@@ -92,7 +94,7 @@ def test_it_says_what_was_run(finished: tuple[Path, Result]) -> None:
 
 def test_its_summary_is_the_one_that_was_written(finished: tuple[Path, Result]) -> None:
     folder, _ = finished
-    written, got = json.loads((folder / "summary.json").read_text()), json.loads(json.dumps(read_run(folder).summary()))
+    written, got = json.loads((folder / "summary.json").read_text()), json.loads(json.dumps(summary(read_run(folder))))
     for part in ("seconds", "seconds_per_round"):
         assert got.pop(part) == pytest.approx(written.pop(part), abs=1e-3)
     points = written.pop("points")
@@ -112,7 +114,7 @@ def test_tables_and_figures_can_be_made_of_it(finished: tuple[Path, Result], tmp
         "influence_classes.png",
     ]
     assert is_drawn(tmp_path / "accuracy.png")
-    tables.write_comparison([again], tmp_path)
+    write_comparison([again], tmp_path)
 
 
 def test_seeds_that_stopped_early_keep_their_own_length(
@@ -282,7 +284,7 @@ def test_uploads_that_were_left_out_are_known_again(
         assert [own.only(3).unheard for own in (got, result)] == [silent[1:]] * 2
         assert got.refused == result.refused != {}
         assert [own.why for own in got.rounds] == [own.why for own in result.rounds]
-        assert tables.comparison([got]).notes == tables.comparison([result]).notes
+        assert comparison_table([got]).notes == comparison_table([result]).notes
 
 
 @pytest.mark.parametrize(
@@ -335,7 +337,7 @@ def test_a_run_of_a_method_made_in_another_process_is_read(
     result = read_run(tmp_path / "run")
     assert (result.label, result.key) == ("My method (strength=2.0)", "mine:strength=2.0")
     assert result.config.options["strength"] == 2.0
-    assert "My method" in tables.comparison([result]).to_markdown()
+    assert "My method" in comparison_table([result]).to_markdown()
     with pytest.raises(UserError) as refused:
         reopen(tmp_path / "run")
     assert "its method 'mine' was an object of Python" in str(refused.value)

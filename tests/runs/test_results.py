@@ -10,6 +10,7 @@ import pytest
 
 from fedc2i.core.version import versions
 from fedc2i.runs.results import Score
+from fedc2i.runs.summary import summary
 from helpers import blank_federation, made_up
 
 AB = blank_federation(("a", "b"))
@@ -55,13 +56,13 @@ def test_further_averages_are_over_their_own_clients() -> None:
 def test_attackers_by_seed_and_kind() -> None:
     result = made_up(AB, {0: [[1, 2]], 3: [[3, 4]]})
     assert result.attackers == {}
-    assert not {"attack", "attackers"} & {*result.summary()}
+    assert not {"attack", "attackers"} & {*summary(result)}
     text = "nan@b;scaled:2@a,b"
     attacked = replace(result, config=replace(result.config, attack=text))
     own = {"nan": ["b"], "scaled:2": ["a", "b"]}
     assert attacked.attackers == {0: own, 3: own}
-    assert attacked.summary()["attack"] == text
-    assert attacked.summary()["attackers"] == {"0": own, "3": own}
+    assert summary(attacked)["attack"] == text
+    assert summary(attacked)["attackers"] == {"0": own, "3": own}
 
 
 def test_seeds_without_a_usable_upload() -> None:
@@ -99,9 +100,9 @@ def test_seeds_that_stopped_early(longer_first: bool) -> None:
     assert rounds.tolist() == [1, 2, 3]
     np.testing.assert_array_equal(values, [[15, 30], [30, 40], [70, 80]])
     assert result.scores("received")["a"] == Score(45.0, pytest.approx(50 / 2**0.5))  # each seed's own last round
-    assert result.summary()["rounds"] == 3
-    assert result.summary()["seconds"] == 2.0
-    assert result.summary()["seconds_per_round"] == 0.5
+    assert summary(result)["rounds"] == 3
+    assert summary(result)["seconds"] == 2.0
+    assert summary(result)["seconds_per_round"] == 0.5
 
 
 def test_influence_of_every_round_and_seed() -> None:

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from fedc2i.analysis.weights import finite_mean
 from fedc2i.core.errors import UserError
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report.html.packing import mean as mean_of_finite
 from fedc2i.runs.plan import Plan
 from fedc2i.runs.results import Result
 
@@ -209,8 +209,8 @@ def check(plan: Plan, rounds: int, seeds: tuple[int, ...], say: Callable[[str], 
         without = _losses(replace(plan, config=config, federation=federation).compute(), metric)
         for point in POINTS:
             effects[point][others, i] = without[point] - with_all[point][others]
-    mean = mean_of_finite([mean_of_finite(vector) for vector in vectors])
-    last = mean_of_finite([vector[-1] for vector in vectors])
+    mean = finite_mean([finite_mean(vector) for vector in vectors])
+    last = finite_mean([vector[-1] for vector in vectors])
     return Check(names, seeds, rounds, mean, last, effects, split)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -42,3 +44,31 @@ def pooled_deviations(ours: float, ours_sd: float | None, theirs: float, theirs_
     if ours_sd is None or theirs_sd is None or ours_sd == theirs_sd == 0:
         return None
     return float((ours - theirs) / np.sqrt((ours_sd**2 + theirs_sd**2) / 2))
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One method minus another over the same seeds: mean, its standard error (None for one seed), and counts."""
+
+    mean: float
+    error: float | None
+    wins: int
+    losses: int
+    ties: int
+
+    @classmethod
+    def of(cls, ours: Array, theirs: Array) -> Paired:
+        """From accuracies ``(S,)`` of each."""
+        differences = np.round(ours - theirs, DIGITS)
+        count = len(differences)
+        error = float(np.std(differences, ddof=1) / math.sqrt(count)) if count > 1 else None
+        signs = [int((differences > 0).sum()), int((differences < 0).sum()), int((differences == 0).sum())]
+        return cls(round(float(differences.mean()), DIGITS), error, *signs)
+
+    def __str__(self) -> str:
+        return f"{self.mean:+z.2f}" + ("" if self.error is None else f", s.e. {self.error:.2f}")
+
+    def cells(self) -> list[str]:
+        """Of a table: difference, standard error, wins / losses / ties."""
+        error = "" if self.error is None else f"{self.error:.2f}"
+        return [f"{self.mean:+z.2f}", error, f"{self.wins} / {self.losses} / {self.ties}"]

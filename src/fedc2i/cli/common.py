@@ -14,8 +14,10 @@ from rich.console import Console
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json
-from fedc2i.report import tables
+from fedc2i.report.comparison import comparison_table
+from fedc2i.report.influence_table import influence_table
 from fedc2i.runs import results, settings
+from fedc2i.runs.summary import summary
 
 Data = Annotated[str | None, typer.Option(help="embedded, digit5, office10, folder:DIR or arrays:DIR.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data lies; or the variable FEDC2I_DATA.")]
@@ -88,15 +90,15 @@ def resumable(folder: Path, engine: str = "inprocess") -> Iterator[None]:
 def show(found: list[results.Result], folder: Path, json: bool) -> None:
     """The table of results, or all of them as JSON."""
     if json:
-        print(to_json({"folder": str(folder), "results": {one.key: one.summary() for one in found}}), end="")
+        print(to_json({"folder": str(folder), "results": {one.key: summary(one) for one in found}}), end="")
         return
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, 160)  # a file or a pipe has no width of its own
     console.print()
-    console.print(tables.comparison(found).to_rich(console.width))
+    console.print(comparison_table(found).to_rich(console.width, console.is_terminal))
     for one in found:
-        matrix = tables.influence(one, console.width)
+        matrix = influence_table(one, console.width)
         if matrix is not None:
             console.print(matrix)
     seconds = sum(one.seconds for one in found)

@@ -23,9 +23,7 @@ from fedc2i.cli import (
     privacy,
     report,
     resume,
-    robustness,
     site,
-    study,
     watch,
 )
 from fedc2i.cli.common import (
@@ -56,8 +54,9 @@ from fedc2i.core.options import options_of
 from fedc2i.core.version import __version__
 from fedc2i.engine import accountant
 from fedc2i.methods.base import Method
-from fedc2i.report import trackers
 from fedc2i.report.progress import ProgressView
+from fedc2i.report.tracking import Observers
+from fedc2i.report.tracking import track as trackers_of
 from fedc2i.runs import settings
 from fedc2i.runs.folder import new_folder, slug
 from fedc2i.runs.plan import Plan, prepare
@@ -73,8 +72,6 @@ app.add_typer(data.app, name="data")
 app.command()(paper.paper)
 app.command()(privacy.privacy)
 app.command()(resume.resume)
-app.add_typer(study.app, name="study")
-app.command()(robustness.robustness)
 app.command()(report.report)
 app.add_typer(influence.app, name="influence")
 app.command()(watch.watch)
@@ -113,13 +110,13 @@ def run(
     named_options = data, data_dir, partition, model, rounds, seeds, topology, device, engine, ray_address, attack
     values = values_of(config_file, set_, *named_options)
     named = method or values.pop("method", "fedc2i")
-    tracking = trackers.track(*(track or []))
+    tracking = trackers_of(*(track or []))
     with naming(config_file):
         plans = prepare([named], {name: value for name, value in values.items() if name != "method"})
         plans[0].require_engine()
     folder = new_folder(out, f"{slug(plans[0].key)}-{slug(plans[0].config.data)}")
     with resumable(folder, plans[0].config.engine), _watching(plans, folder) as view, tracking:
-        result = api.execute(plans[0], folder, trackers.Observers(view, tracking))
+        result = api.execute(plans[0], folder, Observers(view, tracking))
     show([result], folder, json)
 
 
@@ -149,13 +146,13 @@ def compare(
     """
     named_options = data, data_dir, partition, model, rounds, seeds, topology, device, engine, ray_address, attack
     values = values_of(config_file, set_, *named_options)
-    tracking = trackers.track(*(track or []))
+    tracking = trackers_of(*(track or []))
     with naming(config_file):
         plans = prepare(wanted, {name: value for name, value in values.items() if name != "method"})
         plans[0].require_engine()
     folder = new_folder(out, f"compare-{slug(plans[0].config.data)}")
     with resumable(folder, plans[0].config.engine), _watching(plans, folder) as view, tracking:
-        found = api.execute_all(plans, folder, trackers.Observers(view, tracking))
+        found = api.execute_all(plans, folder, Observers(view, tracking))
     show(found, folder, json)
 
 

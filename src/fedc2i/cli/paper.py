@@ -10,8 +10,8 @@ from rich.console import Console
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json
-from fedc2i.report.paper import ARTEFACTS, Reproduction
 from fedc2i.report.progress import ProgressView
+from fedc2i.report.reproduction import ARTEFACTS, Reproduction
 from fedc2i.runs.cache import Store
 
 

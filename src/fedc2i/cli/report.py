@@ -38,19 +38,21 @@ def report(
 
     Several runs over the same clients stand side by side. The page asks no server for anything.
     """
-    from fedc2i.report import html
-    from fedc2i.report.html.compare import told_apart
-    from fedc2i.report.html.story import influence_story, verdict
+    from fedc2i.report.html.client_influence import client_influences
+    from fedc2i.report.html.influence_text import influence_text
+    from fedc2i.report.html.page import write
+    from fedc2i.report.html.side_by_side import distinct_by_folder
+    from fedc2i.report.html.verdict_text import verdict_text
 
     found = list({run.absolute(): run for folder in folders for run in runs_below(folder)}.values())
     for line in filter(None, map(_left, folders)):
         Console(stderr=True, soft_wrap=True).print(line, style="yellow", highlight=False, markup=False)
-    results = told_apart([read_run(run) for run in found], found)
-    page = html.write(results, out, folders=found, with_samples=samples)
-    said = verdict(results)
-    words = [said.headline, *said.caveats, *said.sentences]
+    results = distinct_by_folder([read_run(run) for run in found], found)
+    page = write(results, out, folders=found, with_samples=samples)
+    said = verdict_text(results)
+    words = [said.headline, *said.warnings, *said.sentences]
     if json:
-        lines = [influence_story(one).headline for one in results]
+        lines = [influence_text(one, client_influences(one)).headline for one in results]
         answer = {"page": str(page), "bytes": page.stat().st_size, "runs": list(map(str, found))}
         print(to_json({**answer, "verdict": words, "influence": lines}), end="")
         return

@@ -11,8 +11,9 @@ from rich.console import Console
 from fedc2i.cli import flower
 from fedc2i.cli.common import Device, Json, Track, resumable, show
 from fedc2i.core.errors import UserError
-from fedc2i.report import trackers
 from fedc2i.report.progress import ProgressView
+from fedc2i.report.tracking import Observers
+from fedc2i.report.tracking import track as trackers_of
 from fedc2i.runs import resume as resuming
 
 
@@ -32,12 +33,12 @@ def resume(
             raise UserError(f"{folder}: of `fedc2i flower-local`, which knows neither --device nor --track")
         flower.go_on(folder, json)
         return
-    tracking = trackers.track(*(track or []))
+    tracking = trackers_of(*(track or []))
     console = Console(stderr=True)
     left = resuming.unfinished(folder)
     if not left:
         ignored = "; --device and --track change nothing of it" if device is not None or track else ""
         console.print(f"{folder} is finished{ignored}", highlight=False, markup=False, soft_wrap=True)
     with resumable(folder), ProgressView(console, left) as view, tracking:
-        found = resuming.resume(folder, device=device, observer=trackers.Observers(view, tracking))
+        found = resuming.resume(folder, device=device, observer=Observers(view, tracking))
     show(found if isinstance(found, list) else [found], folder, json)

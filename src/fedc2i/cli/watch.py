@@ -19,7 +19,7 @@ def watch(
     It reads the run's files only. It ends when the run does or nobody works on it any more, or with
     ctrl-c, which does nothing to the run.
     """
-    from fedc2i.report import watch as picture
+    from fedc2i.report import live_view as picture
 
     console = Console()
     if not console.is_terminal:

@@ -34,7 +34,7 @@ from fedc2i.flower.enrolment import common_federation, reject_incompatible, wait
 from fedc2i.flower.messages import Introduction
 from fedc2i.flower.site import Assignment, expected_upload
 from fedc2i.report import figures
-from fedc2i.report.progress import left_out
+from fedc2i.report.progress import rejected_uploads
 from fedc2i.runs import journal
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Plan, prepare
@@ -142,7 +142,7 @@ def _lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
     files.finish(result)
     _tidy(job.out)
     scores = ", ".join(f"{point} {result.scores(point)['Avg']} %" for point in POINTS)
-    say(f"finished: mean accuracy {scores}{left_out(result.refused)}")
+    say(f"finished: mean accuracy {scores}{rejected_uploads(result.refused)}")
     return result
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedc2i.analysis.seed_mean import mean_weights
+from fedc2i.analysis import weights
 from fedc2i.core.files import write_atomically
 from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine.records import POINTS, Point
+from fedc2i.report.points import WHEN
 from fedc2i.runs.results import Array, Result
 
 if TYPE_CHECKING:
@@ -31,10 +32,10 @@ def draw_run(result: Result, folder: Path) -> None:
     save(accuracy(result), folder / "accuracy.png")
     if not isinstance(result.federation, RemoteFederation):
         save(samples(result.federation), folder / "samples.png")
-    vectors = mean_over_seeds(result, "influence_vector")
+    vectors = weights.by_round(result, "influence_vector")
     if vectors.size:
         save(influence_vectors(result, vectors), folder / "influence.png")
-    matrices = mean_over_seeds(result, "influence_matrix")
+    matrices = weights.by_round(result, "influence_matrix")
     if matrices.size:
         save(influence_matrices(result, matrices[-1]), folder / "influence_classes.png")
 
@@ -56,7 +57,7 @@ def comparison_panel(axis: Axes, results: Sequence[Result], point: Point) -> Non
         rounds, values = result.curve(point)
         marker = "." if len(rounds) < 3 else None
         axis.plot(rounds, np.ma.masked_invalid(values).mean(axis=1), label=plain(result.label), marker=marker)
-    _dress(axis, point)
+    _dress(axis, WHEN[point])
 
 
 def accuracy(result: Result) -> Figure:
@@ -78,7 +79,7 @@ def accuracy_panel(axis: Axes, result: Result, point: Point) -> None:
         axis.plot(rounds, values[:, k], label=plain(name), linewidth=1.2, marker=marker)
     average = np.ma.masked_invalid(values).mean(axis=1)  # a gap where nobody was scored
     axis.plot(rounds, average, color="black", linewidth=2, label=f"average of {len(names)}", marker=marker)
-    _dress(axis, point)
+    _dress(axis, WHEN[point])
 
 
 def name_lines(axis: Axes) -> None:
@@ -190,16 +191,6 @@ def write(figure: Figure, folder: Path, name: str) -> list[str]:
     for file in files:
         save(figure, folder / file)
     return files
-
-
-def mean_over_seeds(result: Result, name: str) -> Array:
-    """λ or Λ of every round, mean over the seeds in which a client measured it."""
-    found = [result.influence(name, seed) for seed in result.config.seeds]
-    found = [array for array in found if array.size]  # a seed that diverged measured nothing
-    if not found:
-        return np.empty(0)
-    shortest = min(len(array) for array in found)  # early stopping may end seeds at different rounds
-    return mean_weights([array[:shortest] for array in found], helpers=3)
 
 
 def _figure(across: int, down: int, wide: float, high: float) -> tuple[Figure, Any]:

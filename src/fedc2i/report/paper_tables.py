@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from fedc2i.engine.records import POINTS, Point
+from fedc2i.report import points
+from fedc2i.report.comparison import BEST, DIFFERENCE_NOTE, difference, seeds_label, tie_notes, ties
+from fedc2i.report.notes import other_protocol, reconstructions
+from fedc2i.report.published import published_row
 from fedc2i.report.table import Row, Table
-from fedc2i.report.tables import (
-    BEST_NOTE,
-    DIFFERENCE_NOTE,
-    POINTS_NOTE,
-    TIES_NOTE,
-    difference,
-    other_protocol,
-    point_label,
-    published_row,
-    reconstructions,
-    seeds_label,
-    ties,
-)
 from fedc2i.runs.results import Result, Score
 
+CHOSEN = "the γ that validation accuracy chooses at that point, and its test accuracy"
+VALIDATION_NOTE = "Validation accuracy is averaged over the clients that have validation data."
 PUBLISHED_NOTE = "The published Avg is over all clients of the published data, at a point the paper does not name."
 
 
@@ -35,7 +27,7 @@ def averages(title: str, found: Sequence[Sequence[Result]]) -> Table:
         found: for each data set the same methods in the same order.
     """
     header = [name for results in found for name in (*_average_columns(results[0]), *_paper_columns(results[0]))]
-    table = Table(f"{title}; {seeds_label(found[0][0])}", ("Method", "Point", *header))
+    table = Table(f"{title}; {seeds_label(found[0][0])}", ("Method", points.COLUMN, *header), bold=BEST)
     all_ties = [ties(results) for results in found]
     for rows in zip(*found, strict=True):
         for point in POINTS:
@@ -46,14 +38,11 @@ def averages(title: str, found: Sequence[Sequence[Result]]) -> Table:
                 marks |= {2 + len(cells) + k for k in range(len(own)) if _is_best(result, results, point, k)}
                 own[-1] += " ~" if (result.key, point) in tied else ""
                 cells += [*own, *_paper_cells(result, point)]
-            row = Row((rows[0].label, point_label(rows[0], point), *cells), best=frozenset(marks))
-            table.rows.append(replace(row, ends_section=point == "trained"))
-    table.notes = [
-        POINTS_NOTE,
-        BEST_NOTE,
-        TIES_NOTE.format(average="the last average of a data set"),
-    ]
-    table.notes += [PUBLISHED_NOTE, DIFFERENCE_NOTE, *_notes(found)]
+            where = points.starred(point, rows[0].method.headline)
+            row = Row((rows[0].label, where, *cells), best=frozenset(marks), ends_section=point == "trained")
+            table.rows.append(row)
+    tied_notes = tie_notes("a data set's last average", found[0][0])
+    table.notes = [points.NOTE, *tied_notes, PUBLISHED_NOTE, DIFFERENCE_NOTE, *_notes(found)]
     return table
 
 
@@ -62,7 +51,7 @@ def gamma_study(found: Sequence[Sequence[Result]]) -> Table:
     header: list[str] = []
     for results in found:
         header += [f"{results[0].config.data} validation", *_average_columns(results[0]), *_paper_columns(results[0])]
-    table = Table(f"Effect of γ; {seeds_label(found[0][0])}", ("γ", "Point", *header))
+    table = Table(f"Effect of γ; {seeds_label(found[0][0])}", ("γ", points.COLUMN, *header), bold=CHOSEN)
     for rows in zip(*found, strict=True):
         for point in POINTS:
             cells: list[str] = []
@@ -73,18 +62,10 @@ def gamma_study(found: Sequence[Sequence[Result]]) -> Table:
                     marks |= set(range(2 + len(cells), 2 + len(cells) + len(own)))
                 cells += [*own, *_paper_cells(result, point)]
             gamma = f"{rows[0].config.options['gamma']:g}"
-            row = Row(
-                (gamma, point_label(rows[0], point), *cells), best=frozenset(marks), ends_section=point == "trained"
-            )
+            where = points.starred(point, rows[0].method.headline)
+            row = Row((gamma, where, *cells), best=frozenset(marks), ends_section=point == "trained")
             table.rows.append(row)
-    table.notes = [
-        POINTS_NOTE,
-        "bold: the γ that validation accuracy chooses at that point, and its test accuracy; validation is averaged "
-        "over the clients that have validation data.",
-        PUBLISHED_NOTE,
-        DIFFERENCE_NOTE,
-        *_notes(found),
-    ]
+    table.notes = [points.NOTE, VALIDATION_NOTE, PUBLISHED_NOTE, DIFFERENCE_NOTE, *_notes(found)]
     return table
 
 

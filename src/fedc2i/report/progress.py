@@ -11,7 +11,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedc2i.engine.records import POINTS, Round
+from fedc2i.engine.records import POINTS, Point, Round
+from fedc2i.report.points import WHEN
+from fedc2i.report.wording import counted
 from fedc2i.runs.results import Result
 
 
@@ -76,7 +78,7 @@ class ProgressView:
         self._refused.update((report.seed, name) for name in report.refused)
         for name in first if self._names_refused else ():
             why = report.why.get(name, "not usable")
-            self.say(f"seed {report.seed}, round {report.round}: the upload of {name} is {why}; left out")
+            self.say(f"seed {report.seed}, round {report.round}: the upload of {name} is {why}; rejected")
 
     def say(self, line: str) -> None:
         """A line of an engine, e.g. of a site that is missing."""
@@ -97,24 +99,24 @@ class ProgressView:
         if not self._last:
             return ""
         means = {point: fmean(report.mean(point) for report in self._last.values()) for point in POINTS}
-        return "  ".join(f"{point} {mean:.2f} %" for point, mean in means.items())
+        return accuracies(means)
 
-    def _left_out(self) -> str:
-        """How many uploads of whom, over all seeds."""
-        counted: Counter[str] = Counter()
+    def _rejected(self) -> str:
+        """Over all seeds."""
+        counts: Counter[str] = Counter()
         for (_, name), count in self._refused.items():
-            counted[name] += count
-        return left_out(counted)
+            counts[name] += count
+        return rejected_uploads(counts)
 
     def _close(self) -> None:
         if self._task is None or not self._last:
             return
         last = max(report.round for report in self._last.values())
-        self._live.update(self._task, clients="", total=last, accuracy=self._accuracy() + self._left_out())
+        self._live.update(self._task, clients="", total=last, accuracy=self._accuracy() + self._rejected())
         if self._live.disable:
             seconds = time.perf_counter() - self._began
             self._console.print(
-                f"{self._label}: {_rounds(last)} in {seconds:.1f} s, {self._accuracy()}{self._left_out()}",
+                f"{self._label}: {counted(last, 'round')} in {seconds:.1f} s, {self._accuracy()}{self._rejected()}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,
@@ -122,11 +124,12 @@ class ProgressView:
         self._task = None
 
 
-def left_out(counted: Mapping[str, int]) -> str:
-    """The end of a line that says how many uploads of whom were left out; empty if there were none."""
-    listed = ", ".join(f"{name} {count}" for name, count in counted.items())
-    return f"; uploads left out: {listed}" if listed else ""
+def accuracies(means: Mapping[Point, float]) -> str:
+    """``50.00 % before local training, 60.00 % after local training``."""
+    return ", ".join(f"{mean:.2f} % {WHEN[point]}" for point, mean in means.items())
 
 
-def _rounds(count: int) -> str:
-    return "1 round" if count == 1 else f"{count} rounds"
+def rejected_uploads(counts: Mapping[str, int]) -> str:
+    """The end of a line that counts rejected uploads by client; empty if there are none."""
+    listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return f"; rejected uploads: {listed}" if listed else ""

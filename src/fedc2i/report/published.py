@@ -6,7 +6,9 @@ shown beside our results; nothing is ever tuned towards them.
 
 from __future__ import annotations
 
-from fedc2i.runs.results import Score
+import numpy as np
+
+from fedc2i.runs.results import Result, Score
 
 _DIGIT5 = ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST-M", "Avg")
 _OFFICE10 = ("Amazon", "Caltech", "DSLR", "WebCam", "Avg")
@@ -85,3 +87,12 @@ def published(data: str, method: str) -> dict[str, Score]:
     if method in _AVERAGES:
         return {"Avg": _score(_AVERAGES[method][list(_TABLES).index(data)])}
     return {}
+
+
+def published_row(result: Result) -> dict[str, Score]:
+    """The paper's row for a result, with the data set's further averages computed from its columns."""
+    row = published(result.federation.name, result.key)  # a partition of the data has another name, and no such row
+    for title, members in result.federation.averages.items():
+        if all(member in row for member in members):
+            row[title] = Score(float(np.mean([row[member].mean for member in members])), None)
+    return row

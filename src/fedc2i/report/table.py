@@ -36,13 +36,27 @@ class Table:
     averages: int = 1  # columns at the end that are shown however narrow the terminal
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    bold: str = ""  # what it means that a cell is bold
 
-    def to_rich(self, width: int) -> RichTable:
-        """For a terminal of that width: if need be deviations go below the means, then clients are left out."""
+    @property
+    def all_notes(self) -> list[str]:
+        """With the meaning of bold cells, for a medium that shows them."""
+        return [*self.notes[:1], f"bold: {self.bold}.", *self.notes[1:]] if self.bold else list(self.notes)
+
+    def __str__(self) -> str:
+        return self.to_markdown()
+
+    def to_rich(self, width: int, styled: bool = True) -> RichTable:
+        """For a terminal of that width: if need be, deviations go below the means, then clients are omitted.
+
+        Args:
+            width: in columns.
+            styled: whether bold text shows, as it does not in a file or a pipe.
+        """
         columns = list(range(len(self.header)))
         widths = [max(len(name), *(len(row.cells[k]) for row in self.rows)) for k, name in enumerate(self.header)]
         narrow = sum(widths) + 3 * len(widths) + 1 > width
-        notes = list(self.notes)
+        notes = self.all_notes if styled else list(self.notes)
         if narrow:
             parts = [[part for row in self.rows for part in _stacked(row.cells[k]).split("\n")] for k in columns]
             widths = [
@@ -84,7 +98,7 @@ class Table:
             if row.kind == "published":
                 cells = [f"*{cell}*" if cell else "" for cell in cells]
             lines.append(f"| {' | '.join(cells)} |")
-        notes = "".join(f"- {note}\n" for note in self.notes)
+        notes = "".join(f"- {note}\n" for note in self.all_notes)
         return f"**{self.title}**\n\n" + "\n".join(lines) + "\n" + (f"\n{notes}" if notes else "")
 
     def to_csv(self) -> str:
@@ -121,7 +135,7 @@ class Table:
             lines.append(f"{' & '.join(cells)} \\\\")
             if row.ends_section and row is not self.rows[-1]:
                 lines.append(r"\midrule")
-        lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in self.notes), r"\end{table}"]
+        lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in self.all_notes), r"\end{table}"]
         return "\n".join(lines) + "\n"
 
     def write(self, folder: Path, name: str) -> list[str]:

@@ -28,6 +28,7 @@ from fedc2i.core.params import Params, Stacked
 from fedc2i.engine.records import POINTS, Outcome, Point, Round
 from fedc2i.runs.results import Result
 from fedc2i.runs.settings import RunSettings
+from fedc2i.runs.summary import summary
 
 MOST_LETTERS = 100  # of a folder's name that is made from a data set's path
 
@@ -103,7 +104,7 @@ class RunFolder:
         with writing(metrics):
             if metrics.exists():
                 sync(metrics)
-        self.write("summary.json", to_json(result.summary()).encode(), durable=True)
+        self.write("summary.json", to_json(summary(result)).encode(), durable=True)
 
     def write(self, name: str, content: bytes, durable: bool = False) -> None:
         """Writes a file beside its place, then moves it there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from dataclasses import asdict, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,21 +35,6 @@ _DAMAGED = (
 )
 
 
-@dataclass(repr=False)
-class _Finished(Result):
-    """A result whose summary was written already, from numbers that a folder keeps to six digits only."""
-
-    written: dict[str, Any] = field(default_factory=dict)
-
-    def only(self, seed: int) -> Result:
-        """The same of one seed alone, whose summary was not written."""
-        return replace(super().only(seed), written={})  # type: ignore[call-arg]
-
-    def summary(self) -> dict[str, Any]:
-        """As it was written."""
-        return dict(self.written) or super().summary()
-
-
 def read_run(folder: Path | str) -> Result:
     """The run that lies in a folder; its data and models stay where they are.
 
@@ -77,7 +62,7 @@ def read_run(folder: Path | str) -> Result:
         method = kind(**config.options)
         config = replace(config, options=asdict(method))  # a file has no word for none
         title, key = _text(summary["title"]), _text(summary.get("key", kind.name))
-        result = _Finished(method, config, federation, title, key, written=summary)
+        result = Result(method, config, federation, title, key, written=summary)
         for entry in summary.get("asked_again", ()):
             seed, number, times = (int(entry[name]) for name in ("seed", "round", "times"))
             if not (1 <= number <= MOST_ROUNDS and 1 <= times <= MOST_ROUNDS):

@@ -40,7 +40,7 @@ def reopen(
         UserError: if it is not the folder of a finished run, or the data is not what it was.
     """
     folder = Path(folder)
-    summary = read_run(folder).summary()
+    summary = read_run(folder).written
     settings = read_toml(folder / "config.toml")
     named = method or str(settings["method"])
     not_needed = {"method", "engine", *names(RunSettings, engine="flower")}  # it is computed in this process

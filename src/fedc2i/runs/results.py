@@ -1,14 +1,15 @@
-"""The result of a run: every round's report, and the numbers a table needs."""
+"""The result of a run as data: every round's report, scores, curves, influence and cost."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.engine import attacks
 from fedc2i.engine.accountant import Cost, cost
@@ -17,22 +18,20 @@ from fedc2i.engine.records import POINTS, Outcome, Point, Round
 from fedc2i.methods.base import Method
 from fedc2i.runs.settings import RunSettings
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 Array = np.ndarray[Any, np.dtype[np.float64]]
+COLUMNS = ("seed", "round", "client", "point", "metric", "value")  # of the long table
 
 
 @dataclass(frozen=True)
 class Score:
-    """Mean and sample standard deviation (none for a single seed) over seeds."""
+    """Mean and sample standard deviation (None for a single seed) over seeds."""
 
     mean: float
     sd: float | None
 
     @classmethod
     def of(cls, values: Sequence[float] | Array) -> Score:
-        """Over one value a seed."""
+        """From one value per seed."""
         sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
         return cls(float(np.mean(values)), sd)
 
@@ -45,14 +44,12 @@ class Result:
     """All rounds of all seeds of one method on one federation.
 
     Attributes:
-        method: what was run.
-        config: how.
-        federation: on what.
-        rounds: the reports, in order, seed after seed.
-        outcomes: the last models, by seed.
         label: the method's title with the options that were set, for tables.
         key: the same as typed on a command line.
-        asked: over real sites with noise, by seed and round, how often different uploads were asked for.
+        rounds: the reports, in order, seed after seed.
+        outcomes: the last models, by seed.
+        asked: over real sites with noise, by seed and round, how often different uploads were requested.
+        written: the summary of a run that was read from a folder, whose metrics have six digits only.
     """
 
     method: Method
@@ -63,12 +60,14 @@ class Result:
     rounds: list[Round] = field(default_factory=list)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     asked: dict[int, Mapping[int, int]] = field(default_factory=dict)
+    written: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         if not self.rounds:
             return f"<Result of {self.label} on {self.config.data}: no rounds yet>"
-        scores = ", ".join(f"{point} {self.scores(point)['Avg']}" for point in POINTS)
-        return f"<Result of {self.label} on {self.config.data}, seeds {list(self.config.seeds)}: accuracy {scores}>"
+        before, after = (self.scores(point)["Avg"] for point in POINTS)
+        scores = f"accuracy {before} before local training, {after} after"
+        return f"<Result of {self.label} on {self.config.data}, seeds {list(self.config.seeds)}: {scores}>"
 
     def last(self, seed: int) -> Round:
         """The last evaluated round of a seed."""
@@ -106,8 +105,8 @@ class Result:
         """Every round's diagnostics of a seed (the first by default), stacked: ``(rounds, M, M, ...)``.
 
         Entry ``[t, m, i]`` is what client m measured of client i after the exchange of round t + 1, nan where it
-        measured nothing. ``(0,)`` if no round measured anything. Of very many clients, where a round's would be more
-        than 16 MB (Λ of 650 clients and ten classes), only the last round's is kept: ``(1, M, M, ...)``.
+        measured nothing. ``(0,)`` if no round measured anything. If one round's diagnostic has more than 16 MB (Λ of
+        650 clients and ten classes), only the last round's is kept: ``(1, M, M, ...)``.
         """
         seed = self.config.seeds[0] if seed is None else seed
         own = [report.influence.get(name) for report in self.rounds if report.seed == seed]
@@ -124,6 +123,7 @@ class Result:
             config=replace(self.config, seeds=(seed,)),
             rounds=[report for report in self.rounds if report.seed == seed],
             outcomes={own: outcome for own, outcome in self.outcomes.items() if own == seed},
+            written={},
         )
 
     @property
@@ -143,14 +143,14 @@ class Result:
 
     @property
     def privacy(self) -> Cost | None:
-        """What the uploads of the rounds so far cost; None where they were not clipped."""
+        """The privacy cost of the uploads so far; None where they were not clipped."""
         rounds = max((report.round for report in self.rounds), default=0)
         sends = any(report.bytes_up for report in self.rounds)
         return cost(self.config, len(self.federation.names), rounds, sends, self.asked)
 
     @property
     def refused(self) -> dict[str, int]:
-        """How many uploads were left out, by client."""
+        """How many uploads were rejected, by client."""
         return dict(Counter(name for report in self.rounds for name in report.refused))
 
     @property
@@ -163,7 +163,7 @@ class Result:
 
     @property
     def unheard(self) -> tuple[int, ...]:
-        """Seeds in which every upload of every round was left out."""
+        """Seeds in which every upload of every round was rejected."""
         heard = {
             report.seed
             for report in self.rounds
@@ -179,61 +179,34 @@ class Result:
         Raises:
             UserError: if pandas is not installed.
         """
-        from fedc2i.report import notebook
+        return _frame(COLUMNS, self._long_rows())
 
-        return notebook.to_pandas(self)
+    def _long_rows(self) -> Iterator[tuple[int, int, str, str, str, float]]:
+        """One row per value, as in ``metrics.jsonl``."""
+        for report in self.rounds:
+            for point, clients in report.metrics.items():
+                for name, own in zip(self.federation.names, clients, strict=True):
+                    for metric, value in own.items():
+                        yield report.seed, report.round, name, point, metric, value
 
-    def plot_accuracy(self, point: Point | None = None, *, seed: int | None = None, ax: Axes | None = None) -> Axes:
-        """Plots test accuracy over rounds: a line for each client, and their average in black.
 
-        Args:
-            point: ``received`` or ``trained``; the method's headline by default.
-            seed: one of the seeds; the mean over all by default.
-            ax: where to draw; a new figure by default.
+class Comparison(list[Result]):
+    """What `compare` returns: a list of results, one for each method.
 
-        Returns:
-            The axes, for titles and limits of your own.
-        """
-        from fedc2i.report import notebook
+    Runs that were read back make one, too: ``Comparison([read_run(a), read_run(b)])``.
+    """
 
-        return notebook.plot_accuracy(self, point, seed, ax)
+    def to_pandas(self) -> Any:
+        """The long table of all results, with the method in the first column."""
+        return _frame(("method", *COLUMNS), ((own.key, *row) for own in self for row in own._long_rows()))
 
-    def plot_influence(
-        self,
-        round: int | None = None,
-        *,
-        seed: int | None = None,
-        client: str | None = None,
-        ax: Axes | None = None,
-    ) -> Axes:
-        """Plots who helps whom: the influence vectors, or with ``client`` its influence matrix by class.
 
-        Args:
-            round: from 1; the last by default.
-            seed: one of the seeds; the mean over all by default.
-            client: whose matrix; without it the vectors of all clients, a row for each.
-            ax: where to draw; a new figure by default.
-
-        Returns:
-            The axes, for titles of your own.
-
-        Raises:
-            UserError: if the method measured no influence, or there is no such round, seed or client.
-        """
-        from fedc2i.report import notebook
-
-        return notebook.plot_influence(self, round, seed, client, ax)
-
-    def _repr_html_(self) -> str:
-        from fedc2i.report import notebook
-
-        return notebook.html(self)
-
-    def summary(self) -> dict[str, Any]:
-        """What ``summary.json`` holds: scores at both points, cost, versions and data checksums."""
-        from fedc2i.runs import summary
-
-        return summary.summary(self)
+def _frame(columns: Sequence[str], rows: Iterator[tuple[Any, ...]]) -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("to_pandas needs pandas: pip install 'fedc2i[notebook]'") from None
+    return pandas.DataFrame.from_records(list(rows), columns=list(columns))
 
 
 def _mean(values: Array) -> Array:

@@ -13,14 +13,13 @@ from fedc2i.core.files import locked, read_json, to_json, write_atomically, writ
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
-from fedc2i.report import figures, tables
-from fedc2i.report.notebook import Comparison
+from fedc2i.report import comparison, figures
 from fedc2i.runs.checkpoint import SUMMARY, Keeper
 from fedc2i.runs.fingerprint import Begun
 from fedc2i.runs.folder import slug
 from fedc2i.runs.plan import Observer, Plan, prepare
 from fedc2i.runs.read import read_run
-from fedc2i.runs.results import Result
+from fedc2i.runs.results import Comparison, Result
 from fedc2i.runs.settings import read_toml
 from fedc2i.runs.specs import key_of
 
@@ -98,7 +97,7 @@ def write_plan(plans: Sequence[Plan], folder: Path) -> None:
 
 def finish_comparison(results: Sequence[Result], folder: Path) -> None:
     """The table and the figure over all methods."""
-    tables.write_comparison(results, folder)
+    comparison.write_comparison(results, folder)
     figures.draw_comparison(results, folder)
 
 

@@ -1,4 +1,4 @@
-"""What ``summary.json`` tells of a result, for people and programs that do not read its rounds."""
+"""The content of ``summary.json``, for people and programs that do not read every round."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from fedc2i.runs.results import Result
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """Scores at both points, cost, what was left out, versions and data checksums."""
+    """Scores at both points, cost, rejected uploads, versions and data checksums; that of a read run as written."""
+    if result.written:
+        return dict(result.written)
     config, federation, rounds, spent = result.config, result.federation, result.rounds, result.privacy
     return {
         "method": config.method,
@@ -61,13 +63,13 @@ def _scores(result: Result, point: Point) -> dict[str, Any]:
 
 
 def _attack(result: Result) -> dict[str, Any]:
-    """Nothing without an attack."""
+    """Empty without an attack."""
     attackers = {str(seed): own for seed, own in result.attackers.items()}
     return {"attack": result.config.attack, "attackers": attackers} if attackers else {}
 
 
 def _asked_again(result: Result) -> dict[str, Any]:
-    """Rounds whose uploads were asked for more than once; nothing if there are none."""
+    """Rounds whose uploads were requested more than once; empty if there are none."""
     more = [
         {"seed": seed, "round": number, "times": times}
         for seed, own in result.asked.items()

@@ -1,4 +1,4 @@
-"""How sure λ is: the intervals that ``fedc2i influence show`` left in a run folder, as a table."""
+"""The intervals of λ that ``fedc2i influence show`` wrote into a run folder, as a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from fedc2i.analysis.influence_intervals import FILE, VERSION
 from fedc2i.core.errors import UserError, flaw
-from fedc2i.report.html.insights import digits
+from fedc2i.report.wording import decimals
 
 MOST_ROWS = 16  # clients whose intervals are written out
 ROUNDING = 1e-6  # of numbers in the file
@@ -25,8 +25,8 @@ class Cell:
     Attributes:
         weight: the estimate.
         ends: of the interval; empty where nothing was measured.
-        same: whether it is not told from an equal share.
-        fixed: whether it is the equal share whatever the samples, so that there was nothing to tell.
+        same: whether the interval contains the equal share.
+        fixed: whether it is the equal share whatever the samples.
     """
 
     weight: str
@@ -36,14 +36,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Sure:
+class IntervalTable:
     """Intervals of one run.
 
     Attributes:
         clients: the rows and columns.
         rows: cells by the client that is helped; none where there are too many clients to write them out.
-        summary: how many weights are told from an equal share.
-        notes: what a reader must know of them.
+        summary: how many weights differ from an equal share.
+        notes: for the reader.
     """
 
     clients: tuple[str, ...]
@@ -52,8 +52,8 @@ class Sure:
     notes: tuple[str, ...]
 
 
-def read_sure(folder: Path, clients: Sequence[str]) -> Sure | None:
-    """From a run folder; none if nobody computed intervals of λ there.
+def read_intervals(folder: Path, clients: Sequence[str]) -> IntervalTable | None:
+    """From a run folder; None if it has no intervals of λ.
 
     Raises:
         UserError: if the file is damaged, or of another run.
@@ -65,15 +65,15 @@ def read_sure(folder: Path, clients: Sequence[str]) -> Sure | None:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if found["version"] != VERSION or found["clients"] != list(clients):
             raise ValueError("of another version or other clients")
-        return None if found["vector"] is None else _sure(found)
+        return None if found["vector"] is None else _table(found)
     except _DAMAGED as error:
         again = f"`fedc2i influence show {folder}` writes it anew"
         raise UserError(f"{path}: cannot be read ({flaw(error)}); {again}") from None
 
 
-def _sure(found: dict[str, Any]) -> Sure:
+def _table(found: dict[str, Any]) -> IntervalTable:
     vector, clients = found["vector"], found["clients"]
-    places = digits(len(clients))
+    places = decimals(len(clients))
     ends = [vector[name] for name in ("estimate", "low", "high")]
     rows = tuple(
         tuple(
@@ -84,17 +84,19 @@ def _sure(found: dict[str, Any]) -> Sure:
     )
     measured = [cell for row in rows for cell in row if cell.ends and not cell.fixed]
     fixed = sum(cell.fixed for row in rows for cell in row)
-    told = sum(not cell.same for cell in measured)
+    differ = sum(not cell.same for cell in measured)
     level = f"{100 * float(found['level']):g} %"
     samples = sorted({int(own) for own in found["samples"].values()})
     over = f"{samples[0]} to {samples[-1]}" if len(samples) > 1 else f"{samples[0]}"
     summary = (
-        f"{told} of {len(measured)} weights are told from an equal share by {level} intervals (bootstrap over {over} "
+        f"{differ} of {len(measured)} weights differ from an equal share by {level} intervals (bootstrap over {over} "
         f"samples of each client, {found['draws']} draws, seed {found['seed']}, after the last round)."
     )
     if fixed:
         summary += f" Not counted: {fixed} that are the equal share whatever the samples say."
-    return Sure(tuple(clients), rows if len(clients) <= MOST_ROWS else (), summary, tuple(map(str, found["notes"])))
+    return IntervalTable(
+        tuple(clients), rows if len(clients) <= MOST_ROWS else (), summary, tuple(map(str, found["notes"]))
+    )
 
 
 def _cell(ends: Sequence[float | None], differs: bool, share: float | None, places: int) -> Cell:

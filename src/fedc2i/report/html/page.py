@@ -12,22 +12,26 @@ from typing import Any
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
 from fedc2i.core.version import __version__
-from fedc2i.report.html.compare import difference_table, score_table, settings_that_differ, told_apart
-from fedc2i.report.html.content import payload, to_script
-from fedc2i.report.html.cost import cost_table
-from fedc2i.report.html.insights import MOST_HELPERS, Insight, digits, insights
-from fedc2i.report.html.interval_table import read_sure
-from fedc2i.report.html.reproduce import recipe
-from fedc2i.report.html.samples import samples
-from fedc2i.report.html.story import influence_story, verdict
-from fedc2i.report.html.tiles import tiles
+from fedc2i.report.html.chart_data import chart_data
+from fedc2i.report.html.client_influence import MOST_HELPERS, ClientInfluence, client_influences
+from fedc2i.report.html.cost_table import cost_table
+from fedc2i.report.html.encoding import to_script
+from fedc2i.report.html.influence_text import influence_text
+from fedc2i.report.html.interval_table import read_intervals
+from fedc2i.report.html.key_numbers import key_numbers
+from fedc2i.report.html.rerun_command import rerun_command
+from fedc2i.report.html.sample_images import sample_images
+from fedc2i.report.html.side_by_side import difference_table, distinct_by_folder, score_table, settings_that_differ
+from fedc2i.report.html.verdict_text import verdict_text
+from fedc2i.report.points import WHEN
+from fedc2i.report.wording import decimals
 from fedc2i.runs.results import Result
 
 EARLY = (  # before anything is drawn, or a dark page would begin with a white flash
     'document.documentElement.dataset.theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";'
 )
 SCRIPTS = ("data", "theme", "curves", "heat", "graph", "client", "main")
-MOST_STORIES = 4  # runs whose influence is told in words
+MOST_TEXTS = 4  # runs whose influence is described in words
 NO_PLOTLY = "a report needs plotly and jinja2: pip install 'fedc2i[report]'"
 
 
@@ -66,8 +70,10 @@ def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, wi
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise UserError(NO_PLOTLY) from None
-    found = told_apart(results, folders or [Path(str(k + 1)) for k in range(len(results))])
-    intervals = [read_sure(own, one.federation.names) for own, one in zip(folders or (), found, strict=bool(folders))]
+    found = distinct_by_folder(results, folders or [Path(str(k + 1)) for k in range(len(results))])
+    intervals = [
+        read_intervals(own, one.federation.names) for own, one in zip(folders or (), found, strict=bool(folders))
+    ]
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
@@ -75,45 +81,46 @@ def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, wi
     code = {"early": EARLY, "plotly": get_plotlyjs(), "script": f'(() => {{\n"use strict";\n{scripts}}})();\n'}
     return environment.from_string(_file("page.html")).render(
         css=Markup(_file("page.css")),
-        data=Markup(to_script(payload(found))),
+        data=Markup(to_script(chart_data(found))),
         allowed=Markup(" ".join(map(_digest, code.values()))),
         **{name: Markup(text) for name, text in code.items()},
         **_words(found, with_samples),
-        sure=[(one.label, own) for one, own in zip(found, intervals, strict=False) if own],
+        intervals=[(one.label, own) for one, own in zip(found, intervals, strict=False) if own],
     )
 
 
 def _words(results: Sequence[Result], with_samples: bool | None) -> dict[str, Any]:
     first = results[0]
     several = len(results) > 1
-    known = [insights(one) for one in results]
-    told = [(one, own) for one, own in zip(results, known, strict=True) if own][:MOST_STORIES] or [(first, known[0])]
+    known = [client_influences(one) for one in results]
+    described = [(one, own) for one, own in zip(results, known, strict=True) if own][:MOST_TEXTS] or [(first, known[0])]
     return {
         "title": f"{first.label if not several else f'{len(results)} runs'} on {first.config.data}",
         "several": several,
-        "verdict": verdict(results),
-        "stories": [(one.label, influence_story(one, own)) for one, own in told],
-        "tiles": tiles(results),
+        "verdict": verdict_text(results),
+        "influence_texts": [(one.label, influence_text(one, own)) for one, own in described],
+        "key_numbers": key_numbers(results),
         "scores": score_table(results),
         "differences": difference_table(results) if several else None,
         "settings": settings_that_differ(results) if several else [],
         "labels": [one.label for one in results],
         "glances": [_glance(one, own) for one, own in zip(results, known, strict=True)],
         "classes": first.federation.classes,
-        "samples": samples(first, with_samples),
+        "samples": sample_images(first, with_samples),
         "costs": cost_table(results),
-        "recipes": [(one.label, recipe(one), one.config.to_toml()) for one in results],
+        "commands": [(one.label, rerun_command(one), one.config.to_toml()) for one in results],
         "checksums": first.federation.checksums,
         "sizes": first.federation.samples(),
         "same_data": len({str(one.federation.checksums) for one in results}) == 1,
+        "points": WHEN,
         "version": __version__,
         "clients": first.federation.names,
         "measures": any(own and one.config.engine != "flower" for one, own in zip(results, known, strict=True)),
-        "places": f"%.{digits(len(first.federation.names))}f",
+        "places": f"%.{decimals(len(first.federation.names))}f",
     }
 
 
-def _glance(result: Result, found: Sequence[Insight]) -> dict[str, Any]:
+def _glance(result: Result, found: Sequence[ClientInfluence]) -> dict[str, Any]:
     """A line a client, with names in place of numbers."""
     names = result.federation.names
     rows = [

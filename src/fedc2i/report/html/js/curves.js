@@ -47,7 +47,7 @@ function drawAccuracy() {
       });
     }
     draw(`accuracy-${point}`, traces, {
-      title: { text: `<b>${point}</b>`, x: 0, xref: "paper", xanchor: "left", font: { size: 14, color: css("--ink") } },
+      title: { text: `<b>${DATA.points[point]}</b>`, x: 0, xref: "paper", xanchor: "left", font: { size: 14, color: css("--ink") } },
       height: 340, hovermode: "x unified",
       xaxis: { title: { text: "round", font: { size: 12 } }, dtick: run.rounds.length < 10 ? 1 : undefined, hoverformat: "d" },
       yaxis: { range, ticksuffix: " %" },
@@ -56,7 +56,7 @@ function drawAccuracy() {
     if (point === "trained") legend(own);
   }
   $("accuracy-caption").textContent =
-    `${run.label}, ${run.views[state.view].label}. Left the model a client starts a round from (received), right after its local run (trained); ` +
+    `${run.label}, ${run.views[state.view].label}. Left before local training, right after it; ` +
     (many ? "the grey band reaches from the worst client to the best." : "the heavy line is the average over clients.") +
     (run.rounds.length < run.scored ? ` The page holds ${run.rounds.length} of ${run.scored} scored rounds.` : "");
 }
@@ -94,7 +94,7 @@ function drawComparison() {
       ];
     });
     draw(`compare-${point}`, traces, {
-      title: { text: `<b>${point}</b>`, x: 0, xref: "paper", xanchor: "left", font: { size: 14, color: css("--ink") } },
+      title: { text: `<b>${DATA.points[point]}</b>`, x: 0, xref: "paper", xanchor: "left", font: { size: 14, color: css("--ink") } },
       height: 360, hovermode: "x unified", showlegend: true,
       legend: { orientation: "h", y: -0.14, font: { size: 12 }, traceorder: "normal" },
       xaxis: { hoverformat: "d" }, yaxis: { range, ticksuffix: " %" },

@@ -1,0 +1,1 @@
+"""Our own studies, on one grid runner: ``python -m experiments.plus``, ``.many`` and ``.robustness``."""

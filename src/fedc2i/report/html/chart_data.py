@@ -1,0 +1,120 @@
+"""A result as plain data for the page's scripts: curves, influence of the rounds to keep, and the graph's nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedc2i.analysis import weights
+from fedc2i.analysis.weights import domain_of, finite_mean, mean_weights
+from fedc2i.engine.records import POINTS, Point
+from fedc2i.report.html.encoding import MOST_VALUES, pack, rounds_to_keep, spread
+from fedc2i.report.html.graph_nodes import graph_nodes
+from fedc2i.report.html.side_by_side import last_average, named
+from fedc2i.report.points import WHEN
+from fedc2i.runs.results import Array, Result
+
+DIAGNOSTICS = {"vector": ("influence_vector", 2), "matrix": ("influence_matrix", 3)}  # λ (M, M), Λ (M, M, C)
+
+
+def chart_data(results: Sequence[Result]) -> dict[str, Any]:
+    """Everything the scripts draw."""
+    first = results[0].federation
+    domains = list(dict.fromkeys(map(domain_of, first.names)))
+    return {
+        "clients": list(first.names),
+        "classes": list(first.classes),
+        "points": dict(WHEN),
+        "domains": {"names": domains, "of": [domains.index(domain_of(name)) for name in first.names]},
+        "runs": [run_data(result, MOST_VALUES // len(results)) for result in results],
+    }
+
+
+def run_data(result: Result, most: int) -> dict[str, Any]:
+    """One run, with at most ``most`` values of λ, and as many of Λ and of accuracies."""
+    seeds = result.config.seeds
+    labels = [f"mean over {named(seeds)}"] if len(seeds) > 1 else []
+    labels += [f"seed {seed}" for seed in seeds]
+    scored, _ = accuracies(result, "trained")
+    drawn = spread(len(scored), max(2, most // (len(POINTS) * len(labels) * len(result.federation.names))))
+    scores = {point: accuracies(result, point)[1][:, drawn] for point in POINTS}
+    vector = weights.of_last_round(result, "influence_vector")
+    nodes = graph_nodes(result.federation.names, vector if vector.ndim == 2 else None)
+    kept = {name: _kept(result, *entry, most) for name, entry in DIAGNOSTICS.items()}
+    views = [
+        {
+            "label": label,
+            "accuracy": {point: pack(_view(scores[point], k, finite_mean)) for point in POINTS},
+            **{name: _packed(*found, k) for name, found in kept.items()},
+        }
+        for k, label in enumerate(labels)
+    ]
+    return {
+        "label": result.label,
+        "rounds": [scored[t] for t in drawn],
+        "scored": len(scored),
+        "average": {point: _average(result, scores[point]) for point in POINTS},
+        "averageName": last_average(result, "trained")[0],
+        "headline": result.method.headline,
+        "influenceRounds": {name: _numbered(result, name, chosen) for name, (_, chosen, _) in kept.items()},
+        "measured": {name: int(values.size > 0) for name, (values, _, _) in kept.items()},
+        "nodes": {"kind": nodes.kind, "labels": list(nodes.labels), "of": list(nodes.members)},
+        "views": views,
+    }
+
+
+def accuracies(result: Result, point: Point) -> tuple[list[int], Array]:
+    """The evaluated rounds and ``(seeds, rounds, clients)``; nan where a client was not scored."""
+    rounds = sorted({report.round for report in result.rounds if report.metrics})
+    seeds = result.config.seeds
+    values = np.full((len(seeds), len(rounds), len(result.federation.names)), np.nan)
+    row_of, at = {seed: k for k, seed in enumerate(seeds)}, {number: t for t, number in enumerate(rounds)}
+    for report in result.rounds:
+        if report.metrics:
+            own = [metrics.get("accuracy", np.nan) for metrics in report.metrics[point]]
+            values[row_of[report.seed], at[report.round]] = own
+    return rounds, values
+
+
+def _kept(result: Result, name: str, dimensions: int, most: int) -> tuple[Array, list[int], bool]:
+    """A diagnostic ``(seeds, rounds, ...)``, which of its rounds are kept, and whether single seeds are."""
+    values = weights.of_seeds(result, name)
+    if values.ndim != 2 + dimensions:
+        return np.zeros((0,)), [], True
+    seeds = len(result.config.seeds)
+    return values, *rounds_to_keep(values, seeds + (seeds > 1), most)
+
+
+def _numbered(result: Result, name: str, chosen: list[int]) -> list[int]:
+    numbers = weights.round_numbers(result, DIAGNOSTICS[name][0])
+    return [numbers[k] for k in chosen]
+
+
+def _view(values: Array, view: int, combine: Callable[[Array], Array]) -> Array:
+    """View 0 of several seeds is their mean; then each seed."""
+    if len(values) == 1:
+        return np.asarray(values[0])
+    return combine(values) if view == 0 else np.asarray(values[view - 1])
+
+
+def _packed(values: Array, chosen: list[int], singles: bool, view: int) -> dict[str, Any] | None:
+    if not chosen or (view > 0 and not singles):
+        return None
+    return pack(_view(values[:, chosen], view, partial(mean_weights, helpers=3)))
+
+
+def _average(result: Result, scores: Array) -> dict[str, list[float | None]]:
+    """Of each round the data set's last average, mean and sample standard deviation over seeds."""
+    names = result.federation.names
+    members = list(result.federation.averages.values())[-1] if result.federation.averages else names
+    own = finite_mean(np.moveaxis(scores[:, :, [names.index(name) for name in members]], 2, 0))
+    whole = len(own) > 1 and np.isfinite(own).all()
+    deviation = np.std(own, axis=0, ddof=1) if whole else np.full(own.shape[1], np.nan)
+    return {"mean": _numbers(finite_mean(own)), "sd": _numbers(deviation)}
+
+
+def _numbers(values: Array) -> list[float | None]:
+    return [round(float(value), 3) if np.isfinite(value) else None for value in values]

@@ -1,0 +1,144 @@
+"""Plots of results for notebooks and scripts: accuracy over rounds, and who helps whom."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedc2i.analysis import weights
+from fedc2i.core.errors import UserError
+from fedc2i.engine.records import POINTS, Point
+from fedc2i.report import figures
+from fedc2i.report.points import WHEN
+from fedc2i.runs.results import Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def plot_accuracy(
+    results: Result | Sequence[Result], point: Point | None = None, *, seed: int | None = None, ax: Axes | None = None
+) -> Axes:
+    """Plots test accuracy over rounds: a line for each client and their average, or the average of each result.
+
+    Args:
+        results: one result, or several, such as `compare` returns.
+        point: ``received`` (before local training) or ``trained`` (after it); by default the one that the method's
+            authors report, or ``trained`` for several results.
+        seed: one of the seeds; the mean over all by default.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes, to change titles and limits.
+
+    Raises:
+        UserError: if no round was scored, or there is no such point or seed.
+    """
+    several = [results] if isinstance(results, Result) else list(results)
+    if not several:
+        raise UserError("nothing to plot: this comparison is empty")
+    point = point or (several[0].method.headline if isinstance(results, Result) else "trained")
+    if point not in POINTS:
+        raise UserError(f"point must be {' or '.join(POINTS)}, got '{point}'")
+    chosen = [_scored(own, seed) for own in several]
+    first = chosen[0]
+    axis = _axes(ax, 6, 3.8)
+    if isinstance(results, Result):
+        figures.accuracy_panel(axis, first, point)
+    else:
+        figures.comparison_panel(axis, chosen, point)
+    figures.name_lines(axis)
+    what = first.label if isinstance(results, Result) else "average over clients"
+    title = f"{what} on {first.config.data}, {WHEN[point]}{figures.mean_of(first)}"
+    axis.set_title(figures.plain(title), fontsize=10)
+    return axis
+
+
+def plot_influence(
+    result: Result,
+    round: int | None = None,
+    *,
+    seed: int | None = None,
+    client: str | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Plots who helps whom: the influence vectors, or with ``client`` its influence matrix by class.
+
+    Args:
+        result: of a method that measures influence.
+        round: from 1; the last by default.
+        seed: one of the seeds; the mean over all by default.
+        client: whose matrix; without it the vectors of all clients, a row for each.
+        ax: where to draw; a new figure by default.
+
+    Returns:
+        The axes, to change titles.
+
+    Raises:
+        UserError: if the method measured no influence, or there is no such round, seed or client.
+    """
+    own, names, classes = _of_seed(result, seed), result.federation.names, result.federation.classes
+    if client is not None and client not in names:
+        raise UserError(f"client must be one of {', '.join(names)}, got '{client}'")
+    kind = "influence_vector" if client is None else "influence_matrix"
+    every = weights.by_round(own, kind)
+    if not every.size:
+        raise UserError(f"{result.label} measured no {kind.replace('_', ' ')}; methods such as fedc2i do")
+    number, first = _round(round, weights.round_numbers(own, kind))
+    values = every[number - first] if client is None else every[number - first, names.index(client)]
+    if not np.isfinite(values).any():
+        raise UserError(f"nothing was measured in round {number}")
+    side = min(max(3.2, 0.62 * len(names)), 8)
+    if client is None:
+        axis = _axes(ax, side + 1, side)
+        image = figures.vector_panel(axis, values, float(np.nanmax(values)), names, names)
+        axis.set(xlabel="client that helps", ylabel="client that is helped")
+        label, title = "influence λ", f"{own.label} on {own.config.data}"
+    else:
+        axis = _axes(ax, max(4.2, min(0.45 * len(classes) + 1, 9)), max(3.0, 0.6 * side))
+        shades = figures.around_equal_share(values, len(names))
+        image = figures.matrix_panel(axis, values, shades, classes, names)
+        axis.set(xlabel="class", ylabel="client that helps")
+        label, title = "influence Λ (white: equal share)", f"{own.label}: who helps {client}"
+    axis.figure.colorbar(image, ax=axis, shrink=0.9, label=label)
+    axis.set_title(figures.plain(f"{title}, round {number}{figures.mean_of(own)}"), fontsize=10)
+    return axis
+
+
+def _round(wanted: int | None, numbers: Sequence[int]) -> tuple[int, int]:
+    """The chosen round, the last by default, and the first that there is."""
+    first, last = numbers[0], numbers[-1]
+    try:
+        number = last if wanted is None else operator.index(wanted)  # NumPy's integers are none of Python's
+    except TypeError:
+        number = first - 1
+    if not first <= number <= last or isinstance(wanted, bool):
+        raise UserError(f"round must be a whole number from {first} to {last}, got {wanted}")
+    return number, first
+
+
+def _scored(result: Result, seed: int | None) -> Result:
+    own = _of_seed(result, seed)
+    if not any(report.metrics for report in own.rounds):
+        raise UserError(f"{result.label}: no round was scored yet")
+    return own
+
+
+def _of_seed(result: Result, seed: int | None) -> Result:
+    if seed is None:
+        return result
+    if seed not in result.config.seeds:
+        raise UserError(f"seed must be one of {', '.join(map(str, result.config.seeds))}, got {seed}")
+    return result.only(seed)
+
+
+def _axes(ax: Axes | None, wide: float, high: float) -> Axes:
+    """The given one, or that of a new figure, which a notebook shows by itself."""
+    if ax is not None:
+        return ax
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(wide, high), layout="constrained")[1]
