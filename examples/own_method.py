@@ -26,11 +26,7 @@ class Near(fedc2i.Method):
     about = "a personal mean for each client, in which nearer models weigh more"
     keeps_uploads = True  # also uploads of clients that skipped a round
 
-    power: float = fedc2i.option(2.0, "how fast weights fall with distance, at least 0; 0 is FedAvg")
-
-    def __post_init__(self) -> None:
-        if not self.power >= 0:
-            raise fedc2i.UserError(f"power must be at least 0, got {self.power}")
+    power: float = fedc2i.option(2.0, "how fast weights fall with distance; 0 is FedAvg", low=0)
 
     def combine(self, uploads: fedc2i.Uploads, state: dict[str, Tensor]) -> tuple[fedc2i.Download, dict[str, Tensor]]:
         """On the server: turns K uploads ``(K, ...)`` into one row for each client."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch.func import grad
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.core.errors import UserError
 from fedc2i.core.params import Stacked, select
 from fedc2i.data.federation import Federation
 from fedc2i.methods.ditto import Ditto
@@ -105,19 +103,6 @@ def test_an_absent_client_keeps_its_private_model(model: Model, make_federation:
     for m in absent:
         mine = {name: tensor[m] for name, tensor in private(outcome.received).items()}
         assert_same_model(mine, model.init(0, "init"), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mu": -0.1}, "mu must be a finite number of at least 0, got -0.1"),
-        ({"mu": "one"}, "mu must be a finite number"),
-        ({"weighting": "size"}, r"weighting must be uniform \| samples"),
-    ],
-)
-def test_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Ditto(**options)
 
 
 def test_it_learns() -> None:

@@ -61,11 +61,6 @@ def test_every_engine(make_model: Callable[..., Model], make_federation: Callabl
     assert_runs_everywhere(FedBN(), layer_norm(), make_federation)  # no statistics: stacked over unequal clients
 
 
-def test_refusals() -> None:
-    with pytest.raises(UserError, match=r"weighting must be uniform \| samples"):
-        FedBN(weighting="size")
-
-
 def test_it_learns() -> None:
     last = accuracy_on_embedded("fedbn", model="lenet5-bn")
     assert last.mean("received") > 60

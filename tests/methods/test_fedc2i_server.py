@@ -13,7 +13,6 @@ from torch import nn
 from torch.testing import assert_close
 
 import fedc2i
-from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, row, size_in_bytes, stack, unprefixed
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import LocalClient, RunContext
@@ -360,20 +359,6 @@ def test_alone_it_is_local_training(model: Model, make_federation: Callable[...,
     alone, local = (run(method, model, federation)[0].trained for method in (FedC2IServer(), Local()))
     assert_same_model(alone, local, rtol=1e-6, atol=1e-7)
     assert row(alone, 0).keys() == model.init(0).keys()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gamma": -1.0}, "gamma must be a finite number of at least 0, got -1.0"),
-        ({"gamma": "five"}, "gamma must be number .*, got 'five'"),
-        ({"gamma_class": -0.5}, "gamma_class must be a finite number of at least 0, got -0.5"),
-        ({"tell_weights": "perhaps"}, r"tell_weights must be true \| false, got 'perhaps'"),
-    ],
-)
-def test_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=f"^{message}$"):
-        FedC2IServer(**options)
 
 
 @dataclass(frozen=True)

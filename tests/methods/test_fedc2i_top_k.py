@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import fedc2i
-from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, size_in_bytes, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.executors.workers import pool
@@ -397,22 +396,6 @@ def test_a_newcomer_in_a_round_of_few(model: Model, six: Federation) -> None:
     strangers = np.isnan(vectors).all(-1)
     assert strangers.sum(1).tolist() == [0, 1, 0]
     np.testing.assert_allclose(np.nansum(vectors[~strangers], -1), 1, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"k": 0}, "k must be a whole number of at least 1, got '0'"),
-        ({"k": 1.5}, "k must be a whole number of at least 1, got '1.5'"),
-        ({"k": True}, "k must be a whole number of at least 1, got 'True'"),
-        ({"k": "all"}, "k must be a whole number of at least 1, got 'all'"),
-        ({"refresh": 0}, "refresh must be a whole number of at least 1, got '0'"),
-        ({"refresh": "often"}, "refresh must be a whole number of at least 1, got 'often'"),
-    ],
-)
-def test_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=f"^{message}$"):
-        FedC2ITopK(**options)
 
 
 def test_it_learns() -> None:

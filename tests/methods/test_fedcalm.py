@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, row
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Phase, Uploads
@@ -178,21 +177,6 @@ def test_running_statistics_stay_sound(make_model: Callable[..., Model], federat
     assert (outcome.received["norm.running_var"] > 0).all()
     mean = outcome.trained["norm.running_var"].mean(0)
     torch.testing.assert_close(row(outcome.received, 0)["norm.running_var"], mean)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"base": "ditto"}, r"base must be fedavg \| fedrep, got 'ditto'"),
-        ({"margin": ""}, r"margin must be cosine \| printed"),
-        ({"epsilon": -0.1}, "epsilon .* at least 0"),
-        ({"slack": 0}, "slack must be above 0"),
-        ({"slack": float("inf")}, "slack .* finite"),
-    ],
-)
-def test_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        FedCALM(**options)
 
 
 def test_it_says_that_it_is_a_reconstruction() -> None:

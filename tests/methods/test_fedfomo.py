@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, select, stack
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Probe, Site, Uploads
@@ -197,19 +196,6 @@ def test_on_every_engine(
     kind: Any, baseline: Any, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
 ) -> None:
     assert_runs_everywhere(FedFomo(baseline=baseline), make_model(**kind), make_federation)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"influence_samples": 0}, "influence_samples must be a whole number of at least 1, or all, got '0'"),
-        ({"influence_samples": "some"}, "influence_samples .* or all"),
-        ({"baseline": "mean"}, r"baseline must be start \| trained, got 'mean'"),
-    ],
-)
-def test_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        FedFomo(**options)
 
 
 @pytest.mark.parametrize("baseline", ["trained", "start"])

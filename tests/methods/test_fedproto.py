@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, select, stack
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Uploads
@@ -167,19 +166,6 @@ def test_every_engine(options: dict[str, Any], model: Model, make_federation: Ca
 def test_models_stay_private(model: Model, federation: Federation) -> None:
     outcome, _ = run(FedProto(), model, federation)
     assert_same_model(outcome.received, select(outcome.trained, model.init(0)), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ld": -1}, "ld must be a finite number of at least 0, got -1"),
-        ({"weighting": "samples"}, r"weighting must be uniform \| counts, got 'samples'"),
-        ({"share_model": "yes"}, "share_model must be true or false, got 'yes'"),
-    ],
-)
-def test_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        FedProto(**options)
 
 
 def test_it_learns() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedc2i.core.errors import UserError
 from fedc2i.core.params import select
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Phase
@@ -92,19 +91,6 @@ def test_every_engine(
     batch_norm: bool, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
 ) -> None:
     assert_runs_everywhere(FedRep(), make_model(batch_norm=batch_norm), make_federation)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"body_epochs": 0}, "body_epochs must be a whole number of at least 1, got '0'"),
-        ({"body_epochs": 1.5}, "body_epochs must be a whole number"),
-        ({"weighting": "size"}, r"weighting must be uniform \| samples"),
-    ],
-)
-def test_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        FedRep(**options)
 
 
 def test_it_learns() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.func import grad
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.core.errors import UserError
 from fedc2i.core.params import row
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Uploads
@@ -159,22 +158,6 @@ def test_on_every_engine(
     kind: Any, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
 ) -> None:
     assert_runs_everywhere(PFedGraph(), make_model(**kind), make_federation)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alpha": 0}, "alpha must be above 0"),
-        ({"alpha": -1}, "alpha .* at least 0"),
-        ({"lam": -0.01}, "lam .* at least 0"),
-        ({"snap": -2}, "snap .* at least -1"),
-        ({"pull": "sideways"}, r"pull must be towards \| away"),
-        ({"weighting": "none"}, r"weighting must be uniform \| samples"),
-    ],
-)
-def test_refusals(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        PFedGraph(**options)
 
 
 def test_it_learns() -> None:

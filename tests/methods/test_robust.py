@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -60,12 +59,6 @@ def test_how_many_are_left(count: int, trim: float, left: int) -> None:
     assert combined(TrimmedMean(trim=trim), *([value] for value in values)) == pytest.approx([1.0])
 
 
-@pytest.mark.parametrize("trim", [-0.1, 0.5, 1.0, float("nan")])
-def test_a_share_that_leaves_nothing_is_refused(trim: float) -> None:
-    with pytest.raises(UserError, match=r"trim must be at least 0 and below 0\.5, got"):
-        TrimmedMean(trim=trim)
-
-
 def test_krum_by_hand() -> None:
     models = [0.0], [1.0], [3.0], [4.0], [20.0]
     distances = squared_distances(sent(*models).tensors)
@@ -97,12 +90,6 @@ def test_distances_are_over_all_tensors_and_survive_a_huge_model() -> None:
     found = squared_distances(models)
     assert found[0, 1].item() == found[1, 0].item() == 25
     assert found[0, 2].item() == pytest.approx(3e40)
-
-
-@pytest.mark.parametrize("options", [{"attackers": -1}, {"keep": -1}, {"attackers": 0.5}])
-def test_counts_are_whole_numbers(options: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="must be a whole number of at least 0"):
-        MultiKrum(**options)
 
 
 @pytest.mark.parametrize("method", ROBUST, ids=lambda method: method.name)

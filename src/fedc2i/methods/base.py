@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.errors import UserError
-from fedc2i.core.options import check_at_least, option
+from fedc2i.core.options import option, validate
 from fedc2i.core.params import Params, Stacked, floating, mix, rows, select, uniform
 from fedc2i.methods.messages import Peers
 from fedc2i.models.model import Model
@@ -185,7 +185,7 @@ class Method:
 
     registry: ClassVar[dict[str, type[Method]]] = {}
 
-    anchor: float = option(0.0, "strength μ of a pull towards the model the local run started from, at least 0")
+    anchor: float = option(0.0, "strength μ of a pull towards the model the local run started from", low=0)
     average: bool = option(False, "keep and send the mean of the models over the second half of the local steps")
 
     def __init_subclass__(cls) -> None:
@@ -199,9 +199,7 @@ class Method:
             cls.__post_init__ = _checked(cls.__dict__["__post_init__"])  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        check_at_least(self, 0, "anchor")
-        if not isinstance(self.average, bool):
-            raise UserError(f"average must be true or false, got '{self.average}'")
+        validate(self)
 
     # What a client does, in the order of a round.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.core.options import check_at_least, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedavg import FedAvg
@@ -38,11 +38,7 @@ class Ditto(FedAvg):
     about = "a private model pulled towards the global one"
     headline = "trained"
 
-    mu: float = option(1.0, "strength of the pull towards the global model (the paper's λ), at least 0; 0 is Local")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 0, "mu")
+    mu: float = option(1.0, "strength of the pull towards the global model (the paper's λ); 0 is Local", low=0)
 
     def setup(self, params: Params, model: Model) -> Params:
         """Adds the private model, first a copy of the global one."""

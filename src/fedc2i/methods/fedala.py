@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedc2i.core.errors import UserError
-from fedc2i.core.options import check_at_least, check_whole, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params
 from fedc2i.methods.base import Probe, Site
 from fedc2i.methods.fedavg import FedAvg
@@ -45,19 +45,12 @@ class FedALA(FedAvg):
     title = "FedALA"
     about = "element-wise learnt mixing of global and own top layers"
 
-    layers: int = option(1, "layers p that are mixed, counted from the head down")
-    share: float = option(0.8, "share s of the training data that the weights are learnt on, above 0 and at most 1")
-    eta: float = option(1.0, "learning rate η of the weights, at least 0; 0 is FedAvg")
-    start_epochs: int = option(11, "epochs of learning the weights in the first exchange")
-    weight_epochs: int = option(1, "epochs of learning the weights in every later one")
-    weight_batch: int = option(32, "samples in one step of learning the weights")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 0, "eta", "share")
-        if not 0 < self.share <= 1:
-            raise UserError(f"share must be above 0 and at most 1, got {self.share}")
-        check_whole(self, 1, "layers", "start_epochs", "weight_epochs", "weight_batch")
+    layers: int = option(1, "layers p that are mixed, counted from the head down", low=1)
+    share: float = option(0.8, "share s of the training data that the weights are learnt on", above=0, high=1)
+    eta: float = option(1.0, "learning rate η of the weights; 0 is FedAvg", low=0)
+    start_epochs: int = option(11, "epochs of learning the weights in the first exchange", low=1)
+    weight_epochs: int = option(1, "epochs of learning the weights in every later one", low=1)
+    weight_batch: int = option(32, "samples in one step of learning the weights", low=1)
 
     def setup(self, params: Params, model: Model) -> Params:
         """Adds the weights, all one: what is received is taken over.

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedc2i.core.options import check_choice, option
+from fedc2i.core.options import option
 from fedc2i.methods.base import Method, Uploads
 
 
@@ -29,9 +29,6 @@ class FedAvg(Method):
     headline: ClassVar[Literal["received", "trained"]] = "received"
 
     weighting: Literal["uniform", "samples"] = option("uniform", "weights of the mean: equal, or by sample count")
-
-    def __post_init__(self) -> None:
-        check_choice(self, "weighting")
 
     def weights(self, uploads: Uploads) -> Tensor:
         """``(K,)`` p_m."""

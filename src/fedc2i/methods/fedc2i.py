@@ -24,11 +24,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedc2i.core.options import check_choice, check_whole, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params, finite, mix, select
 from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
 from fedc2i.methods.math.first_order import first_order_losses
-from fedc2i.methods.math.gamma import Gamma, check_gammas, weigh
+from fedc2i.methods.math.gamma import Gamma, weigh
 from fedc2i.methods.math.influence import Influence, class_losses, client_losses, fill_empty, sharp_cross_entropy
 from fedc2i.methods.messages import Peers, relay
 from fedc2i.models.model import scale
@@ -45,19 +45,14 @@ class FedC2I(Method):
     keeps_uploads = True
 
     gamma: float | Gamma = option(  # noqa: RUF009  (a field, of a type that ruff does not know to be immutable)
-        5.0, "sensitivity γ to influence, at least 0; 0 is FedAvg; a number or an adaptive one"
+        5.0, "sensitivity γ to influence; 0 is FedAvg; a number or an adaptive one", low=0
     )
-    gamma_class: float | Gamma | None = option(None, "γ of the influence matrix; none: the same")  # noqa: RUF009
+    gamma_class: float | Gamma | None = option(None, "γ of the influence matrix; none: the same", low=0)  # noqa: RUF009
     influence: Literal["exact", "first-order"] = option(
         "exact", "client-level losses: one forward pass for each model, or one gradient for all (for many clients)"
     )
-    influence_samples: int | Literal["all"] = option(32, "samples that influence is measured on")
+    influence_samples: int | Literal["all"] = option(32, "samples that influence is measured on", low=1)
     influence_split: Literal["train", "validation"] = option("train", "where these samples come from")
-
-    def __post_init__(self) -> None:
-        check_choice(self, "influence", "influence_split")
-        check_gammas(self)
-        check_whole(self, 1, "influence_samples", also="all")
 
     @property
     def probe(self) -> Probe:

@@ -28,7 +28,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedc2i.core.options import check_choice, check_whole, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params, finite, mix
 from fedc2i.methods.base import Download, Site, Uploads
 from fedc2i.methods.fedc2i import FedC2I
@@ -46,21 +46,16 @@ class FedC2IMany(FedC2I):
     about = "fedc2i for tens to hundreds of clients: adaptive γ, first-order influence, no old models; not the paper's"
 
     gamma: float | Gamma = option(  # noqa: RUF009  (a field, of a type that ruff does not know to be immutable)
-        Gamma("perplexity(40%)"), "sensitivity γ to influence, at least 0; a number or an adaptive one"
+        Gamma("perplexity(40%)"), "sensitivity γ to influence; a number or an adaptive one", low=0
     )
-    gamma_class: float | Gamma | None = option(5.0, "γ of the influence matrix; none: the same")  # noqa: RUF009
+    gamma_class: float | Gamma | None = option(5.0, "γ of the influence matrix; none: the same", low=0)  # noqa: RUF009
     influence: Literal["exact", "first-order"] = option(
         "first-order", "client-level losses: one forward pass for each model, or one gradient for all"
     )
     own_weight: Literal["measured", "equal"] = option(
         "equal", "of a client's own model: by its influence like any other's, or an equal share"
     )
-    max_age: int | None = option(0, "models sent more rounds ago than this are ignored; none: all count")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "own_weight")
-        check_whole(self, 0, *([] if self.max_age is None else ["max_age"]))
+    max_age: int | None = option(0, "models sent more rounds ago than this are ignored; none: all count", low=0)
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """Relays the models that are young enough; the youngest if none is."""

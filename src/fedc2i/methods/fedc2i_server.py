@@ -33,11 +33,11 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.core.options import convert, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params, Stacked, mix, prefixed, select, unprefixed
 from fedc2i.methods.base import Download, Method, Site, Uploads
 from fedc2i.methods.math.first_order import changed_losses, changes
-from fedc2i.methods.math.gamma import Gamma, check_gammas, weigh
+from fedc2i.methods.math.gamma import Gamma, weigh
 from fedc2i.methods.math.influence import equal_share, is_label, logsumexp_without_each, sharp_cross_entropy
 from fedc2i.methods.math.prototypes import AT_ONCE
 from fedc2i.methods.messages import Message, Parts, marked, without_broken
@@ -86,14 +86,10 @@ class FedC2IServer(Method):
     keeps_uploads = True
 
     gamma: float | Gamma = option(  # noqa: RUF009  (a field, of a type that ruff does not know to be immutable)
-        5.0, "sensitivity γ to influence, at least 0; 0 is FedAvg; a number or an adaptive one"
+        5.0, "sensitivity γ to influence; 0 is FedAvg; a number or an adaptive one", low=0
     )
-    gamma_class: float | Gamma | None = option(None, "γ of the influence matrix; none: the same")  # noqa: RUF009
+    gamma_class: float | Gamma | None = option(None, "γ of the influence matrix; none: the same", low=0)  # noqa: RUF009
     tell_weights: bool = option(True, "send a client its λ and Λ along, for reports")
-
-    def __post_init__(self) -> None:
-        check_gammas(self)
-        object.__setattr__(self, "tell_weights", convert(self.tell_weights, bool, "tell_weights"))
 
     def upload(self, params: Params, data: Batch, site: Site) -> Params:
         """The model, and the statement about the means it received last, or about its start if there are none yet."""

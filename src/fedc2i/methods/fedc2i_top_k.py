@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedc2i.core import seeding
-from fedc2i.core.options import check_whole, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params, Stacked, select
 from fedc2i.methods.base import Download, Site, Uploads
 from fedc2i.methods.fedc2i import FedC2I
@@ -43,12 +43,8 @@ class FedC2ITopK(FedC2I):
     title = "FedC²I top-k"
     about = "fedc2i with less to download: the k models a client weighted most, and one at random; not the paper's"
 
-    k: int = option(2, "how many models a client receives, those it weighted most, beside one at random")
-    refresh: int = option(5, "everyone receives all models in every refresh-th round, and in the first")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole(self, 1, "k", "refresh")
+    k: int = option(2, "how many models a client receives, those it weighted most, beside one at random", low=1)
+    refresh: int = option(5, "everyone receives all models in every refresh-th round, and in the first", low=1)
 
     @property
     def reads_reports(self) -> tuple[str, ...]:

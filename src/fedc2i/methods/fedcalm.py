@@ -25,8 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedc2i.core.errors import UserError
-from fedc2i.core.options import check_at_least, check_choice, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params, mix, select
 from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
 from fedc2i.methods.fedrep import FedRep
@@ -50,15 +49,11 @@ class FedCALM(Method):
     base: Literal["fedavg", "fedrep"] = option(
         "fedavg", "what is shared: the whole model, or the body with private heads"
     )
-    epsilon: float = option(0.1, "margin ε: how far the update must go along every client's, at least 0")
+    epsilon: float = option(0.1, "margin ε: how far the update must go along every client's", low=0)
     margin: Literal["cosine", "printed"] = option("cosine", "margin ε‖Δ_i‖‖Δ⊥‖, or ε‖Δ_i‖ as a third party prints it")
-    slack: float = option(1.0, "price C of not reaching a client's margin, above 0; small tolerates conflict")
+    slack: float = option(1.0, "price C of not reaching a client's margin; small tolerates conflict", above=0)
 
     def __post_init__(self) -> None:
-        check_choice(self, "base", "margin")
-        check_at_least(self, 0, "epsilon", "slack")
-        if self.slack == 0:
-            raise UserError("slack must be above 0, got 0")
         if self.base == "fedrep":
             object.__setattr__(self, "title", "FedCALM + FedRep")  # tables must tell them apart
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.core.options import check_choice, check_whole, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params, Stacked, mix, row
 from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
 from fedc2i.methods.messages import relay
@@ -47,11 +47,9 @@ class FedFomo(Method):
     baseline: Literal["start", "trained"] = option(
         "start", "what a model must beat: the one the local run started from, or the one just trained"
     )
-    influence_samples: int | Literal["all"] = option("all", "held-out samples that models are compared on, or all")
-
-    def __post_init__(self) -> None:
-        check_choice(self, "baseline")
-        check_whole(self, 1, "influence_samples", also="all")
+    influence_samples: int | Literal["all"] = option(
+        "all", "held-out samples that models are compared on, or all", low=1
+    )
 
     @property
     def probe(self) -> Probe:

@@ -24,8 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedc2i.core.errors import UserError
-from fedc2i.core.options import check_at_least, check_choice, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params, mix
 from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
 from fedc2i.methods.fedpac import FedPAC, Statistics, class_statistics
@@ -52,14 +51,7 @@ class FedIC(FedPAC):
     clustering: Literal["finch", "threshold"] = option(
         "finch", "clusters of prototypes: nearest neighbours linked, or pairs of at least cosine tau"
     )
-    tau: float = option(0.9, "clustering=threshold: the cosine that links two clients, -1..1")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "clustering")
-        check_at_least(self, -1, "tau")
-        if self.tau > 1:
-            raise UserError(f"tau must be in -1..1, got {self.tau}")
+    tau: float = option(0.9, "clustering=threshold: the cosine that links two clients", low=-1, high=1)
 
     def phases(self, epochs: int) -> Sequence[Phase]:
         """All together, or as FedPAC."""

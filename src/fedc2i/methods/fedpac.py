@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.core.options import check_at_least, check_whole, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params, mix
 from fedc2i.methods.base import Download, Phase, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -64,13 +64,8 @@ class FedPAC(FedAvg):
     about = "features aligned to global prototypes, heads combined by a quadratic programme"
     headline = "trained"
 
-    lam: float = option(1.0, "strength λ of the alignment to prototypes, at least 0")
-    head_epochs: int = option(1, "local epochs that train the head alone; the rest train the body")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 0, "lam")
-        check_whole(self, 1, "head_epochs")
+    lam: float = option(1.0, "strength λ of the alignment to prototypes", low=0)
+    head_epochs: int = option(1, "local epochs that train the head alone; the rest train the body", low=1)
 
     def phases(self, epochs: int) -> Sequence[Phase]:
         """Head epochs, then body epochs; both together where there is only one epoch."""

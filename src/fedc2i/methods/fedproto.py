@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.core.errors import UserError
-from fedc2i.core.options import check_at_least, check_choice, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params, mix
 from fedc2i.methods.base import Download, Method, Site, Uploads
 from fedc2i.methods.math.prototypes import Prototypes, average, prototypes
@@ -52,17 +51,13 @@ class FedProto(Method):
     about = "class prototypes are shared, models stay private"
     keeps_uploads = True
 
-    ld: float = option(1.0, "weight of the distance to the shared prototypes, at least 0")
+    ld: float = option(1.0, "weight of the distance to the shared prototypes", low=0)
     weighting: Literal["uniform", "counts"] = option(
         "uniform", "weights of the mean: equal, or by samples of the class (which sends class counts)"
     )
     share_model: bool = option(False, "average the models as well: FedAvg with the prototype loss, not the paper's")
 
     def __post_init__(self) -> None:
-        check_at_least(self, 0, "ld")
-        check_choice(self, "weighting")
-        if not isinstance(self.share_model, bool):
-            raise UserError(f"share_model must be true or false, got '{self.share_model}'")
         if self.share_model:
             object.__setattr__(self, "title", "FedProto + FedAvg")  # tables must not take it for the paper's method
 

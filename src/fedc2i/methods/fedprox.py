@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedc2i.core.options import check_at_least, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedavg import FedAvg
@@ -24,11 +24,7 @@ class FedProx(FedAvg):
     title = "FedProx"
     about = "FedAvg with a proximal term in the local loss"
 
-    mu: float = option(0.01, "strength of the pull towards the received model, at least 0")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 0, "mu")
+    mu: float = option(0.01, "strength of the pull towards the received model", low=0)
 
     def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
         """CE plus the proximal term."""

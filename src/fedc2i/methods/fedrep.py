@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedc2i.core.options import check_whole, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params, select
 from fedc2i.methods.base import Phase, Site
 from fedc2i.methods.fedavg import FedAvg
@@ -32,11 +32,9 @@ class FedRep(FedAvg):
     title = "FedRep"
     about = "a shared body and private heads, trained in turn"
 
-    body_epochs: int = option(1, "how many of the local epochs, the last ones, train the body; one is left to the head")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole(self, 1, "body_epochs")
+    body_epochs: int = option(
+        1, "how many of the local epochs train the body, the last ones; the head has one at least", low=1
+    )
 
     def phases(self, epochs: int) -> Sequence[Phase]:
         """Head, then body; a single epoch cannot be shared out and trains both at once."""

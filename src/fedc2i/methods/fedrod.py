@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.core.options import check_at_least, check_choice, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedavg import FedAvg
@@ -42,15 +42,10 @@ class FedRoD(FedAvg):
     about = "a shared, class-balanced head plus a private head on top"
     headline = "trained"
 
-    gamma_bsm: float = option(1.0, "strength γ of the balanced softmax, at least 0; 0 is plain cross entropy")
+    gamma_bsm: float = option(1.0, "strength γ of the balanced softmax; 0 is plain cross entropy", low=0)
     personal_init: Literal["copy", "zero"] = option(
         "copy", "the private head starts as the generic one (logits double), or at zero (logits unchanged)"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self, "personal_init")
-        check_at_least(self, 0, "gamma_bsm")
 
     def setup(self, params: Params, model: Model) -> Params:
         """Adds the private head, ``personal.weight`` and, if the head has one, ``personal.bias``."""

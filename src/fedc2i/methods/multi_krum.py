@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedc2i.core.options import check_whole, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Stacked
 from fedc2i.methods.base import Method, Uploads
 from fedc2i.methods.median import middle
@@ -36,11 +36,8 @@ class MultiKrum(Method):
     about = "one global model, the mean of the clients' models that lie closest together"
     headline: ClassVar[Literal["received", "trained"]] = "received"
 
-    attackers: int = option(1, "how many clients f may be attackers")
-    keep: int = option(0, "how many models the mean is over, 1 is Krum; 0: all but f")
-
-    def __post_init__(self) -> None:
-        check_whole(self, 0, "attackers", "keep")
+    attackers: int = option(1, "how many clients f may be attackers", low=0)
+    keep: int = option(0, "how many models the mean is over, 1 is Krum; 0: all but f", low=0)
 
     def weights(self, uploads: Uploads) -> Tensor:
         """``(K,)`` equal weights of the models that are kept, 0 for the others."""

@@ -25,8 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedc2i.core.errors import UserError
-from fedc2i.core.options import check_at_least, check_choice, option
+from fedc2i.core.options import option
 from fedc2i.core.params import Params, select
 from fedc2i.methods.base import Download, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -45,18 +44,10 @@ class PFedGraph(FedAvg):
     headline = "trained"
     keeps_uploads = True
 
-    alpha: float = option(0.8, "how close weights stay to the shares p, above 0; large is FedAvg")
-    lam: float = option(0.01, "strength λ of the pull to the personal mean, at least 0")
-    snap: float = option(0.9, "cosines above this count as 1; 1 leaves all as they are")
+    alpha: float = option(0.8, "how close weights stay to the shares p; large is FedAvg", above=0)
+    lam: float = option(0.01, "strength λ of the pull to the personal mean", low=0)
+    snap: float = option(0.9, "cosines above this count as 1; 1 leaves all as they are", low=-1)
     pull: Literal["towards", "away"] = option("towards", "direction of the pull; away is the sign in the authors' code")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 0, "alpha", "lam")
-        check_at_least(self, -1, "snap")
-        check_choice(self, "pull")
-        if self.alpha == 0:
-            raise UserError("alpha must be above 0, got 0")
 
     def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
         """CE, and from round 2 on the cosine distance to the model the run started from."""

@@ -28,7 +28,7 @@ from fedc2i.methods.fedrep import FedRep
 class _Extras(Method):
     """What all four have; named first among a preset's bases, so that its defaults are the ones that count."""
 
-    anchor: float = option(0.1, "strength μ of a pull towards the model the local run started from, at least 0")
+    anchor: float = option(0.1, "strength μ of a pull towards the model the local run started from", low=0)
     average: bool = option(True, "keep and send the mean of the models over the second half of the local steps")
 
 
@@ -40,7 +40,9 @@ class FedC2IPlus(_Extras, FedC2I):
     title = "FedC²I⁺"
     about = "fedc2i measured on 256 samples, with anchored and averaged local training; not the paper's"
 
-    influence_samples: int | Literal["all"] = option(256, "samples that influence is measured on, or all there are")
+    influence_samples: int | Literal["all"] = option(
+        256, "samples that influence is measured on, or all there are", low=1
+    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedc2i.core.errors import UserError
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, mix_tensor, uniform
 from fedc2i.methods.base import Download, Method, Uploads
@@ -34,11 +33,7 @@ class TrimmedMean(Method):
     about = "one global model, the mean of all clients' models without the extremes of every coordinate"
     headline: ClassVar[Literal["received", "trained"]] = "received"
 
-    trim: float = option(0.2, "share β of the clients cut at each end of every coordinate, 0 to below 0.5")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.trim < 0.5:
-            raise UserError(f"trim must be at least 0 and below 0.5, got {self.trim}")
+    trim: float = option(0.2, "share β of the clients cut at each end of every coordinate", low=0, below=0.5)
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """The trimmed mean, to everyone."""

@@ -22,7 +22,7 @@ from torch.testing import assert_close
 
 import fedc2i
 from fedc2i.core.errors import UserError
-from fedc2i.core.options import convert, describe
+from fedc2i.core.options import Limits, convert, describe
 from fedc2i.core.params import Params, stack
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Site
@@ -40,7 +40,8 @@ from oracles.fedc2i import Problem, by_powers
 
 EACH = ("ramp(4)", "scaled(7)", "perplexity(2)", "perplexity(40%)")
 ALLOWED = re.escape(
-    "number | ramp(number from 0) | scaled(number from 0) | perplexity(number from 1 or share up to 100%, such as 40%)"
+    "a finite number of at least 0 | ramp(number from 0) | scaled(number from 0) | "
+    "perplexity(number from 1 or share up to 100%, such as 40%)"
 )
 INF, NAN = float("inf"), float("nan")
 
@@ -291,10 +292,10 @@ def test_refusals_list_what_is_allowed(value: Any) -> None:
 
 
 def test_as_an_option() -> None:
-    assert re.fullmatch(rf"{ALLOWED} \| none", describe(float | Gamma | None))
+    assert re.fullmatch(rf"{ALLOWED} \| none", describe(float | Gamma | None, Limits(low=0)))
     assert convert("scaled", float | Gamma, "here") == Gamma("scaled(5)")
     assert convert("none", float | Gamma | None, "here") is None
-    for number in (convert("3", float | Gamma, "here"), FedC2I(gamma=3).gamma, FedC2I(gamma="3").gamma):  # type: ignore[arg-type]
+    for number in (convert("3", float | Gamma, "here"), FedC2I(gamma=3).gamma):
         assert (number, type(number)) == (3.0, float)
 
 

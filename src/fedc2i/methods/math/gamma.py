@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
-from fedc2i.core.options import check_at_least, convert
 from fedc2i.methods.math.influence import influence, log_losses, softmax_over
 
 SMALLEST, LARGEST = 1e-6, 1e6  # of perplexity's γ; beyond, the rounding of single-precision losses would decide
@@ -127,11 +126,3 @@ def weigh(losses: Tensor, gamma: float | Gamma, valid: Tensor, clock: Clock) -> 
     if isinstance(gamma, Gamma):
         return gamma.weights(losses, valid, clock)
     return influence(losses, gamma, valid), None
-
-
-def check_gammas(method: Any) -> None:
-    """Brings a method's ``gamma`` and ``gamma_class`` into their types, and rejects bad values."""
-    for name, kind in (("gamma", float | Gamma), ("gamma_class", float | Gamma | None)):
-        object.__setattr__(method, name, convert(getattr(method, name), kind, name))
-        if isinstance(getattr(method, name), float):
-            check_at_least(method, 0, name)
