@@ -12,7 +12,7 @@ import torch
 from fedc2i.core.params import row
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Download, Phase, Uploads
-from fedc2i.methods.fedic import FedIC
+from fedc2i.methods.fedic import FedIC, cosine_similarity, first_neighbours
 from fedc2i.models.model import Model
 from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, run, upload
 from oracles import assert_same_model, fedpac
@@ -89,17 +89,6 @@ def test_a_class_that_nobody_has_is_not_known(uploads: Uploads) -> None:
     assert all(torch.isfinite(rows).all() for rows in download.personal.values())
 
 
-def test_clustering_by_threshold(uploads: Uploads) -> None:
-    """Below every cosine: one cluster, FedPAC's programme over all. Above: everyone alone."""
-    sent, have = uploads.tensors, [0, 2, 3, 4]
-    matrix = exchanged(uploads, clustering="threshold", tau=-1.0).personal["influence_matrix"][..., 1].numpy()
-    points = [sent["prototypes"][m, 1].double().numpy() for m in have]
-    want = fedpac.weights(sent["variance"][have, 1].tolist(), points)
-    np.testing.assert_allclose(matrix[np.ix_(have, have)], want, atol=1e-5)
-    alone = exchanged(uploads, clustering="threshold", tau=1.0)
-    assert torch.equal(alone.personal["fc.weight"], sent["head/fc.weight"])
-
-
 def test_statistics_are_the_oracle_s(model: Model, federation: Federation) -> None:
     start, params, train = model.init(0), model.init(1), federation.clients[0].train
     sent = local_client(FedIC(), model, federation).upload(params, start, {}, -1, 1)
@@ -135,7 +124,7 @@ def test_what_leaves_a_client(make_model: Callable[..., Model], federation: Fede
     assert sent.keys() == body | {"head/head.weight", "head/head.bias", "prototypes", "class_counts", "variance"}
 
 
-@pytest.mark.parametrize("options", [{}, {"alternate": True}, {"clustering": "threshold", "tau": 0.5}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"alternate": True}], ids=str)
 def test_on_every_engine(options: Any, model: Model, make_federation: Callable[..., Federation]) -> None:
     assert_runs_everywhere(FedIC(**options), model, make_federation)
 
@@ -146,3 +135,35 @@ def test_it_says_that_it_is_a_reconstruction() -> None:
 
 def test_it_learns() -> None:
     assert accuracy_on_embedded("fedic").mean("trained") > 40
+
+
+# Clusters.
+
+
+def clusters(same: torch.Tensor) -> list[set[int]]:
+    """The clusters as sets, in the order of their first member."""
+    found = [set(row.nonzero()[:, 0].tolist()) for row in same]
+    return [one for m, one in enumerate(found) if one and min(one) == m]
+
+
+def test_first_neighbours_by_hand() -> None:
+    """0-1 are each other's nearest, 2 follows 1; 3 and 4 are apart from them; the absent 5 would be nearest to all."""
+    angles = torch.tensor([0.0, 10.0, 25.0, 90.0, 120.0, 45.0]).deg2rad()
+    points = torch.stack([angles.cos(), angles.sin()], 1) * torch.arange(1, 7)[:, None]  # lengths do not matter
+    present = torch.tensor([True] * 5 + [False])
+    same = first_neighbours(cosine_similarity(points), present)
+    assert clusters(same) == [{0, 1, 2}, {3, 4}]
+    assert torch.equal(same, same.T)
+
+
+@pytest.mark.parametrize("present", [[True], [False], [True, False], [True, True], [False, False]])
+def test_one_two_and_no_clients(present: list[bool]) -> None:
+    who = torch.tensor(present)
+    same = first_neighbours(torch.zeros(len(present), len(present)), who)
+    assert clusters(same) == ([{m for m, here in enumerate(present) if here}] if any(present) else [])
+
+
+def test_a_long_chain_is_one_cluster() -> None:
+    gaps = torch.tensor([0.0, *(50 - n for n in range(40))]).cumsum(0)  # each is nearer to the next than to the last
+    similarity = -(gaps[:, None] - gaps).abs()
+    assert len(clusters(first_neighbours(similarity, torch.ones(41, dtype=torch.bool)))) == 1

@@ -52,7 +52,7 @@ def uploads(method: Method) -> Uploads:
 
 @pytest.mark.parametrize(
     ("method", "waits"),
-    [(FedIC(), 1), (FedIC(clustering="threshold", tau=0.0), 1), (FedPAC(), 1), (FedCALM(), 1), (PFedGraph(), 0)],
+    [(FedIC(), 1), (FedPAC(), 1), (FedCALM(), 1), (PFedGraph(), 0)],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_a_round_waits_for_the_device_once_at_most(method: Method, waits: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -351,11 +351,6 @@ def test_named_on_the_command_line(name: str, federation: Federation) -> None:
     assert again.method == plan.method
 
 
-def test_for_all_methods_of_a_comparison(federation: Federation) -> None:
-    for plan in prepare(["local", "fedrep", "fedc2i-plus"], {"anchor": "0.5", "average": "true"}, federation):
-        assert (plan.method.anchor, plan.method.average) == (0.5, True)
-
-
 MINE = """
 from dataclasses import dataclass
 import fedc2i
@@ -411,18 +406,6 @@ def test_a_preset_is_its_method_with_other_defaults(name: str) -> None:
     assert functions == set()
     off = {part.name: part.default for part in fields(kind)}
     assert asdict(preset(**off)) == asdict(kind())  # every one of them can be taken back
-
-
-@pytest.mark.parametrize("how", ["looped", "stacked"])
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_computes_what_the_spelled_out_options_do(
-    name: str, how: str, make_model: Callable[..., Model], federation: Federation
-) -> None:
-    base, options = PRESETS[name]
-    methods = Method.registry[name](), Method.registry[base](**options)
-    short, long = (run(method, make_model(batch_norm=True), federation, executor=how)[0] for method in methods)
-    assert_same_model(short.trained, long.trained, rtol=0, atol=0)
-    assert_same_model(short.received, long.received, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("samples", "want"), [(7, 7), (300, 256)])

@@ -19,16 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, mix
 from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
 from fedc2i.methods.fedpac import FedPAC, Statistics, class_statistics
-from fedc2i.methods.math.clustering import cosine_similarity, first_neighbours, linked_above
 from fedc2i.methods.math.prototypes import Prototypes
 from fedc2i.methods.math.quadratic_program import combination_weights
 from fedc2i.methods.messages import Parts, marked
@@ -48,10 +47,6 @@ class FedIC(FedPAC):
     )
 
     alternate: bool = option(False, "train the head first, then the body, as FedPAC does, instead of both together")
-    clustering: Literal["finch", "threshold"] = option(
-        "finch", "clusters of prototypes: nearest neighbours linked, or pairs of at least cosine tau"
-    )
-    tau: float = option(0.9, "clustering=threshold: the cosine that links two clients", low=-1, high=1)
 
     def phases(self, epochs: int) -> Sequence[Phase]:
         """All together, or as FedPAC."""
@@ -69,7 +64,7 @@ class FedIC(FedPAC):
         columns = [sent.prototypes, sent.variance[..., None], sent.class_counts[..., None]]
         table = torch.cat([column.to(torch.float64) for column in columns], -1).transpose(0, 1).cpu()  # one transfer
         points, variances, counts = table[..., :-2], table[..., -2], table[..., -1]  # (C, K, d), (C, K), (C, K)
-        same = self.clusters(points, counts > 0)
+        same = first_neighbours(cosine_similarity(points), counts > 0)  # (C, K, K)
         members = torch.where((counts > 0)[..., None], same, True) * counts[:, None]  # without it: all who have it
         share = members / members.sum(-1, keepdim=True).clamp(min=1)
         alpha = combination_weights(variances, points, same)
@@ -81,9 +76,33 @@ class FedIC(FedPAC):
         personal = {**heads, **means.flat(), "influence_matrix": weights}
         return Download(mix(self.weights(uploads), parts.rest), personal, uploads.clients), state
 
-    def clusters(self, points: Tensor, present: Tensor) -> Tensor:
-        """``(C, K, K)`` who shares a cluster with whom, of prototypes ``(C, K, d)``; see `math.clustering`."""
-        similarity = cosine_similarity(points)
-        if self.clustering == "finch":
-            return first_neighbours(similarity, present)
-        return linked_above(similarity, present, self.tau)
+
+def cosine_similarity(points: Tensor) -> Tensor:
+    """``(..., K, d)`` points to ``(..., K, K)`` cosines, float64; a point at the origin has cosine 0 with all."""
+    units = F.normalize(points.to(torch.float64), dim=-1, eps=torch.finfo(torch.float64).tiny)
+    return units @ units.mT
+
+
+def first_neighbours(similarity: Tensor, present: Tensor) -> Tensor:
+    """The first partition of FINCH: everyone is linked to its nearest neighbour; clusters are what hangs together.
+
+    Sarfraz, Sharma, Stiefelhagen, "Efficient Parameter-free Clustering Using First Neighbor Relations", CVPR 2019.
+    Ties go to the lower index, so the result is deterministic; two present clients are always one cluster.
+
+    Similarities are ``(..., K, K)``, ``present`` ``(..., K)`` says who takes part. The result ``(..., K, K)`` says who
+    is in one cluster with whom; clients that are not present are in none.
+    """
+    alone = torch.eye(similarity.shape[-1], dtype=torch.bool, device=similarity.device)
+    pairs = present[..., None] & present[..., None, :] & ~alone
+    nearest = similarity.masked_fill(~pairs, -torch.inf).argmax(-1)
+    links = F.one_hot(nearest, similarity.shape[-1]).to(torch.bool) & pairs
+    return _connected(links, present)
+
+
+def _connected(links: Tensor, present: Tensor) -> Tensor:
+    """Connected components of the undirected graph, by squaring its adjacency matrix."""
+    same = links | links.mT | torch.diag_embed(present)
+    for _ in range(max(1, links.shape[-1] - 1).bit_length()):
+        reach = same.to(torch.float32)
+        same = (reach @ reach) > 0
+    return same

@@ -10,7 +10,7 @@ where, as in the code, a cosine above 0.9 counts as 1. This is a projection of p
 solved in closed form. From round 2 on the local loss is CE + λ (1 − cos(w, w̄_i)).
 
 The paper's objective (its equation 1) draws the client to its aggregate; both variants of the code *add* λ cos, which
-pushes it away (issue 1 there). We follow the paper; ``pull=away`` is the code. The cosine is to the aggregate itself,
+pushes it away (issue 1 there). We follow the paper. The cosine is to the aggregate itself,
 as in the code's ``approx`` variant; its ``cosine`` variant takes Σ_j a_j cos(w, w_j), the same but for models' norms.
 Cosines of updates are over all trained parameters (the code's ``all``). The code's graph spans a round's participants;
 ours the latest models of all clients, so that one that sat out receives an up-to-date aggregate too.
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -47,7 +46,6 @@ class PFedGraph(FedAvg):
     alpha: float = option(0.8, "how close weights stay to the shares p; large is FedAvg", above=0)
     lam: float = option(0.01, "strength λ of the pull to the personal mean", low=0)
     snap: float = option(0.9, "cosines above this count as 1; 1 leaves all as they are", low=-1)
-    pull: Literal["towards", "away"] = option("towards", "direction of the pull; away is the sign in the authors' code")
 
     def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
         """CE, and from round 2 on the cosine distance to the model the run started from."""
@@ -56,7 +54,7 @@ class PFedGraph(FedAvg):
             return loss
         names = sorted(site.model.trainable)
         now, then = (torch.cat([model[name].flatten() for name in names]) for model in (params, site.start))
-        return loss + cosine_distance(now, then) * (self.lam if self.pull == "towards" else -self.lam)
+        return loss + cosine_distance(now, then) * self.lam
 
     def upload(self, params: Params, data: Batch, site: Site) -> Params:
         """The model; what is not trained has no part in the cosines."""

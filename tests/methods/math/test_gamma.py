@@ -33,7 +33,7 @@ from fedc2i.methods.math.influence import influence
 from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, split
 from fedc2i.runs.plan import prepare
-from fedc2i.runs.settings import make, read_toml
+from fedc2i.runs.settings import read_toml
 from fedc2i.training.local import Batch
 from helpers import QUICK, call, write_arrays
 from oracles.fedc2i import Problem, by_powers
@@ -176,15 +176,6 @@ def test_with_no_more_than_k_models_gamma_is_zero_to_the_bit(amount: float) -> N
     assert torch.equal(weights, influence(losses, 0, valid))
 
 
-def test_two_models() -> None:
-    losses = torch.tensor([1.0, 1.001])
-    even, none = perplexity(2).weights(losses, everyone(losses), NoClock())
-    assert (even.tolist(), none.tolist()) == ([0.5, 0.5], 0.0)
-    one, much = perplexity(1).weights(losses, everyone(losses), NoClock())
-    assert_close(one, torch.tensor([0.0, 1.0]), atol=1e-4, rtol=0)
-    assert 1e3 < float(much) < LARGEST
-
-
 @pytest.mark.parametrize(
     ("losses", "want"),
     [([2.0] * 4, [0.25] * 4), ([1.0, 2.0, 2.0, 2.0], [0, 1 / 3, 1 / 3, 1 / 3]), ([0.0] * 4, [0.25] * 4)],
@@ -325,17 +316,6 @@ def test_specs_that_mean_the_same_are_the_same(federation: Federation, text: str
         prepare([spec, method], {}, federation, "lenet5")
 
 
-@pytest.mark.parametrize("text", EACH)
-def test_toml_round_trip(text: str, tmp_path: Path) -> None:
-    config = make(FedC2I, {"gamma": text, "gamma_class": "scaled"})
-    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
-    loose = read_toml(tmp_path / "config.toml")
-    assert loose["options"] == {"gamma": text, "gamma_class": "scaled(5)"}
-    again = make(FedC2I, loose)
-    assert again == config
-    assert isinstance(again.options["gamma"], Gamma)
-
-
 # In FedC²I.
 
 
@@ -440,16 +420,6 @@ def test_a_run_of_two_rounds(federation: Federation, model: Model, gamma: Any, e
         assert (columns == 2.5).all()
     else:
         assert used.tolist() == [[0.0] * 3, [10.0] * 3]
-
-
-def test_a_ramp_starts_as_fedavg(federation: Federation, model: Model) -> None:
-    def received(gamma: Any) -> Any:
-        result = fedc2i.run("fedc2i", federation, model=model, rounds=2, epochs=1, gamma=gamma)
-        return [report.metrics["received"] for report in result.rounds]
-
-    first, second = received("ramp(10)")
-    assert first == received(0)[0]
-    assert second != received(0)[1]
 
 
 def test_as_many_models_as_classes_for_a_while(make_federation: Callable[..., Federation], model: Model) -> None:

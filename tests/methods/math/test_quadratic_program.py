@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch.testing import assert_close
 
-from fedc2i.methods.math.clustering import cosine_similarity, first_neighbours, linked_above
 from fedc2i.methods.math.quadratic_program import box_qp, combination_weights, project_simplex, simplex_qp
 from oracles.quadratic import box_residual, simplex_by_scipy, simplex_residual
 
@@ -205,44 +204,3 @@ def test_combination_weights_inside_clusters(scale: float) -> None:
         away = points[1, m] - points[1]
         q = away @ away.mT + torch.diag(variances[1])
         assert simplex_residual(q.numpy(), np.zeros(6), weights[1, m].numpy()) < 1e-8
-
-
-# Clusters.
-
-
-def clusters(same: torch.Tensor) -> list[set[int]]:
-    """The clusters as sets, in the order of their first member."""
-    found = [set(row.nonzero()[:, 0].tolist()) for row in same]
-    return [one for m, one in enumerate(found) if one and min(one) == m]
-
-
-def test_first_neighbours_by_hand() -> None:
-    """0-1 are each other's nearest, 2 follows 1; 3 and 4 are apart from them; the absent 5 would be nearest to all."""
-    angles = torch.tensor([0.0, 10.0, 25.0, 90.0, 120.0, 45.0]).deg2rad()
-    points = torch.stack([angles.cos(), angles.sin()], 1) * torch.arange(1, 7)[:, None]  # lengths do not matter
-    present = torch.tensor([True] * 5 + [False])
-    same = first_neighbours(cosine_similarity(points), present)
-    assert clusters(same) == [{0, 1, 2}, {3, 4}]
-    assert torch.equal(same, same.T)
-
-
-def test_linked_above_is_single_linkage() -> None:
-    angles = torch.tensor([0.0, 10.0, 20.0, 60.0]).deg2rad()
-    points = torch.stack([angles.cos(), angles.sin()], 1)
-    similarity, everyone = cosine_similarity(points), torch.ones(4, dtype=torch.bool)
-    assert clusters(linked_above(similarity, everyone, 0.98)) == [{0, 1, 2}, {3}]
-    assert clusters(linked_above(similarity, everyone, 1.0 - 1e-9)) == [{0}, {1}, {2}, {3}]
-    assert clusters(linked_above(similarity, everyone, -1.0)) == [{0, 1, 2, 3}]
-
-
-@pytest.mark.parametrize("present", [[True], [False], [True, False], [True, True], [False, False]])
-def test_one_two_and_no_clients(present: list[bool]) -> None:
-    who = torch.tensor(present)
-    same = first_neighbours(torch.zeros(len(present), len(present)), who)
-    assert clusters(same) == ([{m for m, here in enumerate(present) if here}] if any(present) else [])
-
-
-def test_a_long_chain_is_one_cluster() -> None:
-    gaps = torch.tensor([0.0, *(50 - n for n in range(40))]).cumsum(0)  # each is nearer to the next than to the last
-    similarity = -(gaps[:, None] - gaps).abs()
-    assert len(clusters(first_neighbours(similarity, torch.ones(41, dtype=torch.bool)))) == 1

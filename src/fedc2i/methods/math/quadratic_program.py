@@ -98,8 +98,8 @@ def combination_weights(variances: Tensor, points: Tensor, same: Tensor | None =
     Args:
         variances: ``(..., K)`` V.
         points: ``(..., K, P)`` z.
-        same: ``(..., K, K)`` clusters to combine inside, see `math.clustering`; who is in none keeps to itself. None
-            is one cluster of all.
+        same: ``(..., K, K)`` booleans, clusters to combine inside; who is in none keeps to itself. None is one cluster
+            of all.
 
     Returns:
         ``(..., K, K)`` float64, row m the weights of client m.
