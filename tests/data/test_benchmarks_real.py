@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +10,7 @@ import pytest
 import fedc2i
 from fedc2i.engine.records import POINTS
 from fedc2i.runs.results import Result
-
-DATA = Path(os.environ.get("FEDC2I_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
-
-
-def need(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not (DATA / name).is_dir(), reason=f"the data of {name} is not on this machine")
+from support.real_data import SHARED, needs
 
 
 @pytest.fixture(autouse=True)
@@ -39,18 +33,18 @@ def assert_influence(result: Result, clients: int, classes: int) -> None:
     assert np.abs(vectors - 1 / clients).max() > 1e-3
 
 
-@need("digit5")
+@needs("digit5")
 def test_digit5() -> None:
     settings = {"model": "lenet5", "rounds": 2, "epochs": 1, "evaluate_every": 2, "device": "cpu"}
-    results = fedc2i.compare(["fedavg", "fedc2i"], "digit5", data_dir=str(DATA), **settings)
+    results = fedc2i.compare(["fedavg", "fedc2i"], "digit5", data_dir=str(SHARED), **settings)
     for result in results:
         assert averages(result)["received"] > 18  # chance is 10 %
         assert averages(result)["trained"] > 25
     assert_influence(results[1], clients=5, classes=10)
 
 
-@need("office10")
+@needs("office10")
 def test_office10() -> None:
-    result = fedc2i.run("fedc2i", "office10", data_dir=str(DATA), model="lenet5", rounds=2, device="cpu")
+    result = fedc2i.run("fedc2i", "office10", data_dir=str(SHARED), model="lenet5", rounds=2, device="cpu")
     assert min(averages(result).values()) > 20  # chance is 10 %
     assert_influence(result, clients=4, classes=10)

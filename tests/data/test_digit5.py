@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,7 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from fedc2i.core.errors import UserError
 from fedc2i.data import benchmark_cut, catalog, converted_files, digit5, images
 from support.published_files import digits, write_idx, write_mat, write_npz, write_png_folder, write_usps
-
-SHARED = Path(os.environ.get("FEDC2I_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
-real_data = pytest.mark.skipif(not (SHARED / "digit5").is_dir(), reason="the benchmark's data is not on this machine")
+from support.real_data import SHARED, needs
 
 # class counts of the first 743 of FedBN's split, as these files hold them
 COUNTS = {
@@ -32,7 +29,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@real_data
+@needs("digit5")
 def test_preset_on_the_real_data() -> None:
     federation = digit5.load("", data_dir=SHARED, image_size=None)
     assert federation.name == "digit5"
@@ -51,7 +48,7 @@ def test_preset_on_the_real_data() -> None:
             assert client.train.y.bincount().tolist() == COUNTS[client.name]
 
 
-@real_data
+@needs("digit5")
 def test_choice_of_domains_and_size_on_the_real_data() -> None:
     federation = digit5.load("usps,mnist", data_dir=SHARED, image_size=28)
     assert (federation.name, federation.names, federation.notes) == ("digit5:usps,mnist", ("USPS", "MNIST"), ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,8 @@ from PIL import Image
 from fedc2i.core.errors import UserError
 from fedc2i.data import converted_files, office10
 from fedc2i.data.catalog import OFFICE_CLASSES
+from support.real_data import SHARED, needs
 
-SHARED = Path(os.environ.get("FEDC2I_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
-real_data = pytest.mark.skipif(not (SHARED / "office10").is_dir(), reason="the benchmark's data is not on this machine")
 SIZES = {"amazon": (766, 192), "caltech": (898, 225), "dslr": (125, 32), "webcam": (236, 59)}
 
 
@@ -23,7 +21,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDC2I_CACHE", str(tmp_path / "cache"))
 
 
-@real_data
+@needs("office10")
 def test_preset_on_the_real_data() -> None:
     federation = office10.load("", data_dir=SHARED, image_size=None)
     assert federation.names == ("Amazon", "Caltech", "DSLR", "WebCam")
@@ -36,7 +34,7 @@ def test_preset_on_the_real_data() -> None:
     assert federation.clients[3].train.y.bincount().tolist() == [23, 17, 25, 21, 22, 24, 25, 24, 22, 24]
 
 
-@real_data
+@needs("office10")
 def test_training_and_validation_do_not_overlap_on_the_real_data() -> None:
     federation = office10.load("amazon", data_dir=SHARED, image_size=64)
     stored = np.load(SHARED / "office10" / "amazon.npz")
@@ -59,7 +57,7 @@ def test_split_names_are_disjoint_files_of_the_ten_classes(domain: str) -> None:
     assert all(len(Path(name).parts) == 2 and name.endswith(".jpg") for name in (*train, *test))
 
 
-@real_data
+@needs("office10")
 @pytest.mark.parametrize("domain", SIZES)
 def test_split_names_are_those_of_the_real_data(domain: str) -> None:
     stored = np.load(SHARED / "office10" / f"{domain}.npz")
@@ -67,7 +65,7 @@ def test_split_names_are_those_of_the_real_data(domain: str) -> None:
         assert stored[f"names_{part}"].tolist() == names
 
 
-@pytest.mark.skipif(not (SHARED / "office10" / "images" / "webcam").is_dir(), reason="no original images here")
+@needs("office10/images/webcam")
 def test_the_original_images_give_the_published_arrays(tmp_path: Path) -> None:
     stored = np.load(SHARED / "office10" / "webcam.npz")
     (tmp_path / "webcam").symlink_to(SHARED / "office10" / "images" / "webcam", target_is_directory=True)

@@ -1,7 +1,7 @@
-"""How much memory there is, asked before anything is allocated on the word of a file.
+"""Free memory, checked before anything is allocated that a file declares.
 
-A hospital's archive of 10 GB is welcome where it fits, so sizes that a file declares are held against the memory that
-is free on this machine, not against a fixed figure.
+A hospital's archive of 10 GB is welcome if it fits, so declared sizes are compared with the free memory, not with a
+fixed limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ UNKNOWN = 2**33  # assumed free where the system does not say
 
 
 def available() -> int:
-    """Bytes of memory that are free here, for this machine or container as a whole."""
+    """Bytes of free memory on this machine or in this container."""
     found = [UNKNOWN]
     try:
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text(encoding="ascii").splitlines())
@@ -28,23 +28,13 @@ def available() -> int:
     try:
         most, used = (int((_GROUP / f"memory.{name}").read_text(encoding="ascii")) for name in ("max", "current"))
         stat = dict(line.split() for line in (_GROUP / "memory.stat").read_text(encoding="ascii").splitlines())
-        found.append(most - used + int(stat.get("inactive_file", 0)))  # the cache of files makes room when asked
+        found.append(most - used + int(stat.get("inactive_file", 0)))  # the system gives its cache of files back
     except (OSError, ValueError):  # no container, or one without a limit ("max")
         pass
     return max(0, min(found))
 
 
 def require(where: object, declared: int, what: str = "the arrays", copies: int = 1) -> None:
-    """Refuses what would not fit.
-
-    Args:
-        where: how the message begins.
-        declared: bytes that a file says it holds.
-        what: holds them.
-        copies: how many times they will be in memory at once.
-
-    Raises:
-        UserError: if so much is not free.
-    """
+    """Raises a `UserError` unless ``copies`` times the ``declared`` bytes are free; ``where`` begins the message."""
     if declared * copies > (free := available()):
         raise UserError(f"{where}: {what} declare {declared:,} bytes, but {free:,} bytes of memory are free here")

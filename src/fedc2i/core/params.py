@@ -67,7 +67,7 @@ def unprefixed(prefix: str, params: Params) -> Params:
 
 
 def floating(params: Params) -> Params:
-    """The entries that can be averaged: integer counters (BatchNorm's number of batches) are left out."""
+    """The entries that can be averaged, so no integer counters such as BatchNorm's number of batches."""
     return {name: tensor for name, tensor in params.items() if tensor.is_floating_point()}
 
 
@@ -107,7 +107,7 @@ def finite(stacked: Stacked) -> Tensor:
 
 
 def norms(stacked: Stacked) -> Tensor:
-    """``(K,)`` the L2 norm of each model over its floating entries, class counts left out; in double precision."""
+    """``(K,)`` the L2 norm of each model over its floating entries, without class counts, in double precision."""
     some = next(iter(stacked.values()))
     squares = torch.zeros(len(some), dtype=torch.float64, device=some.device)
     for name, tensor in floating(stacked).items():

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-_one_at_a_time = threading.RLock()  # torch's generators are the whole process's: threads take turns with them
+_one_at_a_time = threading.RLock()  # all threads share torch's global generators
 
 
 def key(seed: int, *parts: str | int) -> int:

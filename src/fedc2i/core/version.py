@@ -1,4 +1,4 @@
-"""The one place where the version stands, and those of the packages below it."""
+"""The version of fedc2i, and those of Python and the packages that decide numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 @functools.cache
 def versions(engine: str = "inprocess") -> dict[str, str]:
-    """Of Python and the packages that decide numbers; of Flower where it carried them."""
+    """The versions by package; Flower's is among them if that engine was used."""
     found = {"fedc2i": __version__, "python": platform.python_version()}
     carrier = () if engine == "inprocess" else ("flwr",)
     for package in ("torch", "numpy", "scikit-learn", "pillow", "matplotlib", *carrier):

@@ -20,11 +20,9 @@ def at_once(device: torch.device) -> int:
 
 
 def score(predict: Callable[[Tensor], Mapping[str, Tensor]], piece: Batch) -> dict[str, Tensor]:
-    """Sums over a few images of accuracy (in percent) and cross entropy: on the device, nobody waits for them yet.
+    """Sums over a few images of accuracy (in percent) and cross entropy; they stay on the device.
 
-    Args:
-        predict: images to logits by name; the name is appended to that of the metric.
-        piece: what to score on.
+    ``predict`` maps images to logits by name; the name is appended to that of the metric.
     """
     sums: dict[str, Tensor] = {}
     with torch.no_grad():
@@ -35,6 +33,6 @@ def score(predict: Callable[[Tensor], Mapping[str, Tensor]], piece: Batch) -> di
 
 
 def means(pieces: Sequence[Mapping[str, Tensor]], samples: int) -> dict[str, Tensor]:
-    """Sums over pieces to means over ``samples``, in double precision; nothing if there are none."""
+    """Sums over pieces to means over ``samples``, in double precision; empty without pieces."""
     names = pieces[0] if pieces else ()
     return {name: torch.stack([piece[name].to(torch.float64) for piece in pieces]).sum() / samples for name in names}

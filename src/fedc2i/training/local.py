@@ -1,6 +1,6 @@
 """Local training of one client: a few epochs on its own data, with ordinary autograd.
 
-`engine.stepper` takes the very same steps for many clients at once.
+The stacked executor of `fedc2i.engine` takes the same steps for many clients at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedc2i.training.settings import TrainingSettings
 
 
 def weighted_mean(values: Tensor, w: Tensor) -> Tensor:
-    """Mean of ``values`` ``(B,)`` over the samples with weight; padding has none."""
+    """Mean of ``values`` ``(B,)`` over the samples; padding has weight 0."""
     return (values * w).sum() / w.sum().clamp(min=1)
 
 
@@ -55,17 +55,17 @@ def train(
     training: TrainingSettings,
     average: bool = False,
 ) -> Params:
-    """One optimiser's worth of steps for one client.
+    """Trains one client with a fresh optimiser.
 
     Args:
         loss: what a step minimises.
-        params: the start; it is not changed.
-        trainable: names that are trained; the others stay, except running statistics that the loss updates.
+        params: the start, which is not changed.
+        trainable: names to train; of the others, only running statistics that the loss updates change.
         data: all training samples of the client.
         batches: indices of each step's samples.
         training: optimiser and its settings.
-        average: whether the result is, instead of the last iterate, the mean over the second half of the steps: of n
-            those after steps ⌊n/2⌋ + 1 to n. What is not trained keeps its last value.
+        average: return the mean over the second half of n steps, those from ⌊n/2⌋ + 1 to n, instead of the last
+            parameters; for trained names only.
     """
     if not trainable:  # e.g. the body of a model whose backbone is frozen
         return params
@@ -76,7 +76,7 @@ def train(
     everything = {name: free.get(name, fixed.get(name)) for name in params}
     means = {name: tensor.detach().clone() for name, tensor in free.items()} if average else {}
     for step, index in enumerate(batches, 1):
-        with torch.enable_grad():  # whatever the caller has switched off
+        with torch.enable_grad():  # the caller may have switched gradients off
             value = loss(everything, data.take(index.to(data.y.device)))  # type: ignore[arg-type]
         optimiser.step(torch.autograd.grad(value, leaves, allow_unused=True))
         if step > len(batches) // 2:
@@ -86,7 +86,7 @@ def train(
 
 
 def pad(sets: Sequence[Batch]) -> Batch:
-    """K batches of unequal length to one with a client axis; what is filled up has weight 0."""
+    """K batches of unequal length to one with a client axis; padding has weight 0."""
     length = max(len(own.y) for own in sets)
 
     def fill(tensor: Tensor) -> Tensor:

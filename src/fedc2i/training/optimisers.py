@@ -1,7 +1,7 @@
-"""Adam and SGD as torch has them, in their fused form, with their state in plain sight.
+"""Adam and SGD by torch's fused functions, without ``torch.optim.Optimizer``.
 
-``torch.optim.Optimizer`` imports torch's compiler when the first one is made, which takes seconds, and spends half of
-a small model's update on bookkeeping. The update itself is torch's own function, so numbers are the same.
+That class imports torch's compiler when the first one is made, which takes seconds, and spends half of a small model's
+update on bookkeeping. The numbers are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Kind = Literal["adam", "sgd"]
 
 
 class Optimiser:
-    """Updates ``params`` in place; all state is tensors on their device, so that an update can be recorded."""
+    """Updates ``params`` in place; all state is tensors on their device, so that a CUDA graph can hold an update."""
 
     def __init__(
         self, kind: Kind, params: Sequence[Tensor], lr: float, weight_decay: float = 0.0, momentum: float = 0.0
@@ -31,13 +31,13 @@ class Optimiser:
         self._steps = [torch.zeros((), device=tensor.device) for tensor in params] if kind == "adam" else []
 
     def reset(self) -> None:
-        """As if it were new."""
+        """Sets all state to that of a new optimiser."""
         for tensor in (*self._means, *self._squares, *self._steps):
             tensor.zero_()
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor | None]) -> None:
-        """One update; a tensor without gradient stays as it is."""
+        """One update; a tensor without gradient does not change."""
         found = [k for k, gradient in enumerate(gradients) if gradient is not None]
         slopes = [gradient for gradient in gradients if gradient is not None]
         params, means, squares, steps = (
