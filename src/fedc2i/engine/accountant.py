@@ -29,7 +29,7 @@ _LARGEST = 1e100  # multiplier whose square is a number; more noise is worth no 
 
 
 def epsilon(noise: float, uploads: int, delta: float = 1e-5) -> float:
-    """ε of so many uploads of one client, infinite without noise, 0 if it sends nothing.
+    """ε of this number of uploads of one client, infinite without noise, 0 if it sends nothing.
 
     Args:
         noise: the noise multiplier σ, the noise's standard deviation in units of ``clip``.
@@ -57,7 +57,7 @@ def epsilon(noise: float, uploads: int, delta: float = 1e-5) -> float:
 
 
 def noise_for(target: float, uploads: int, delta: float = 1e-5) -> float:
-    """The least noise multiplier, to a millionth of it, with which so many uploads stay within ε = ``target``.
+    """The least noise multiplier, to a millionth of it, with which these uploads stay within ε = ``target``.
 
     Raises:
         UserError: if there is none in the range that is searched.
@@ -133,7 +133,7 @@ def cost(
         clients: how many there are.
         rounds: how many rounds it had; all that are planned by default.
         sends: whether the method sends anything at all.
-        asked: by seed and round, how often different uploads were asked for; once where nothing is said.
+        asked: by seed and round, how often different uploads were asked for; once by default.
     """
     if not config.clip:
         return None

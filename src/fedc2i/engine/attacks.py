@@ -3,7 +3,7 @@
 Written ``KIND[:STRENGTH]@CLIENT[,CLIENT...]``, several joined by ``;``. A CLIENT is a name, in double quotes if it has
 a comma or a semicolon in it, or a number or share of clients such as ``20%``, drawn once for a run by its seed.
 
-label-flip      trains on labels c turned into C − 1 − c
+label-flip      trains on labels C − 1 − c in place of c
 sign-flip       sends start − (trained − start)
 scaled:S        sends start + S (trained − start)
 noise:S         sends trained + Gaussian noise of S times the tensor's own standard deviation
@@ -11,7 +11,7 @@ nan             sends nothing but nan
 free-rider      sends back what it started from
 
 What is not part of the model (prototypes, statistics) has no start; it counts from zero. Integer entries, such as class
-counts, are left as they are by all but a free-rider. A client with several attacks does them in the order written.
+counts, are changed by a free-rider only. A client with several attacks does them in the order written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params
 
 LABEL_FLIP = "label-flip"
-KINDS: Mapping[str, float | None] = {  # with the strength if nothing is said, none for those that have none
+KINDS: Mapping[str, float | None] = {  # with the default strength, None for kinds without one
     LABEL_FLIP: None,
     "sign-flip": None,
     "scaled": 10.0,
@@ -48,7 +48,7 @@ _COUNT = re.compile(r"[0-9]{1,9}|[0-9]{1,3}(\.[0-9]{1,6})?%", re.ASCII)
 
 @dataclass(frozen=True)
 class Attack:
-    """What an attacker does; ``strength`` is nan for kinds that have none."""
+    """What an attacker does; ``strength`` is nan for kinds without one."""
 
     kind: str
     strength: float = math.nan
@@ -61,7 +61,7 @@ Attackers = Mapping[str, tuple[Attack, ...]]  # by client's name
 
 
 def parse(text: str, names: Sequence[str], seed: int) -> dict[str, tuple[Attack, ...]]:
-    """Who of the clients ``names`` attacks, and how; nobody for an empty text.
+    """Who of the clients ``names`` attacks, and how; an empty text means no attacker.
 
     Raises:
         UserError: for an unknown kind, strength or client, or more clients to be drawn than there are.
@@ -152,12 +152,12 @@ def apply(attack: Attack, upload: Params, start: Params, key: tuple[int, str, in
 
 
 def flips_labels(attackers: Attackers, name: str) -> bool:
-    """Whether a client trains on turned labels; twice is not at all."""
+    """Whether a client trains on flipped labels; flipping twice is not flipping."""
     return sum(attack.kind == LABEL_FLIP for attack in attackers.get(name, ())) % 2 == 1
 
 
 def _entries(text: str) -> list[tuple[Attack, list[str]]]:
-    """Every part's attack, and its clients as they are written."""
+    """Every part's attack, and its clients as written."""
     found = []
     for part in filter(str.strip, _PARTS.findall(text)):
         what, at, whose = part.strip().partition("@")
@@ -171,7 +171,7 @@ def _entries(text: str) -> list[tuple[Attack, list[str]]]:
 
 
 def _attack(text: str) -> Attack:
-    kind, colon, said = text.partition(":")
+    kind, colon, strength = text.partition(":")
     if kind not in KINDS:
         raise UserError(f"attack: no kind '{one_line(kind)}', allowed are {', '.join(KINDS)}")
     usual = KINDS[kind]
@@ -179,13 +179,13 @@ def _attack(text: str) -> Attack:
         return Attack(kind) if usual is None else Attack(kind, usual)
     if usual is None:
         raise UserError(f"attack: {kind} has no strength, got '{one_line(text)}'")
-    if not _STRENGTH.fullmatch(said) or not math.isfinite(float(said)):
-        raise UserError(f"attack: the strength of {kind} must be a number, at least 0, got '{one_line(said)}'")
-    return Attack(kind, float(said))
+    if not _STRENGTH.fullmatch(strength) or not math.isfinite(float(strength)):
+        raise UserError(f"attack: the strength of {kind} must be a number, at least 0, got '{one_line(strength)}'")
+    return Attack(kind, float(strength))
 
 
 def _clients(wanted: Sequence[str], names: Sequence[str]) -> list[str | int]:
-    """Names as they are, and how many are to be drawn for numbers and shares."""
+    """Names, and for numbers and shares how many clients are to be drawn."""
     found: list[str | int] = []
     for text in wanted:
         if text.strip('"') in names:

@@ -1,9 +1,9 @@
 """A run's state on disk: tensors as safetensors, plain values as JSON, with checksums of both in the JSON.
 
-The JSON is written last and names what it belongs to, so a checkpoint is either whole or not there, even after a power
-cut. The last two are kept: should the newest be damaged, the one before it still serves. Tensors of the same bits are
-written once; the JSON has all names in their order, each with the one under which its tensor lies. It knows no method
-and no engine.
+The JSON is written last and names the tensors' file, so a checkpoint is either complete or absent, even after a power
+failure. The last two are kept: should the newest be damaged, the one before it still serves. Tensors of the same bits
+are written once; the JSON has all names in their order, each with the name under which its tensor is stored. It knows
+no method and no engine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedc2i.core.files import write_atomically, writing
 from fedc2i.core.params import Params
 
 KEPT = 2
-_SAMPLE = 64  # bytes by which tensors are told apart before they are compared as a whole
+_SAMPLE = 64  # bytes by which tensors are distinguished before all of them are compared
 
 
 class Checkpoint(NamedTuple):

@@ -16,17 +16,17 @@ from fedc2i.training.settings import TrainingSettings
 
 
 def check(method: Method, model: Model, federation: Federation, settings: EngineSettings) -> None:
-    """Refuses at the start what would fail in the middle.
+    """Rejects at the start what would fail in the middle.
 
     Raises:
         UserError: for a model that does not fit the data or the method, options that need validation data where there
-            is none, a share of clients that is none, a topology or attackers that do not fit the clients, or an
+            is none, an invalid share of clients, a topology or attackers that do not fit the clients, or an
             executor that cannot run the model, batches of one sample that the model cannot be trained on, or what
             clipping and noise do not cover.
     """
     validation.validate(model, federation.clients[0].train.x[:2], len(federation.classes))
-    _refuse_single_samples(model, federation, settings)
-    method.setup(model.init(0, "check"), model)  # a method may refuse a model, e.g. FedBN one without BatchNorm
+    _reject_single_samples(model, federation, settings)
+    method.setup(model.init(0, "check"), model)  # a method may reject a model, e.g. FedBN one without BatchNorm
     settings.participants(len(federation.clients))
     topology.parse(settings.topology, federation.names, seed=0)
     attacks.parse(settings.attack, federation.names, seed=0)
@@ -43,8 +43,8 @@ def check(method: Method, model: Model, federation: Federation, settings: Engine
         raise UserError(f"patience={settings.patience}: no client of '{federation.name}' has validation data")
 
 
-def _refuse_single_samples(model: Model, federation: Federation, training: TrainingSettings) -> None:
-    """Refuses batches of one sample where the model takes statistics over samples alone."""
+def _reject_single_samples(model: Model, federation: Federation, training: TrainingSettings) -> None:
+    """Rejects batches of one sample where the model takes statistics over samples alone."""
     size, samples = training.batch_size, {client.name: len(client.train) for client in federation.clients}
     single = {
         name: count

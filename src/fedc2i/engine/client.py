@@ -23,7 +23,7 @@ from fedc2i.training.evaluation import at_once, means, score
 from fedc2i.training.local import Batch, draw_epochs, train
 from fedc2i.training.settings import TrainingSettings
 
-Piece = tuple[str, int, int]  # a split, the first image in it and the one behind the last
+Piece = tuple[str, int, int]  # a split, the first image in it and the one after the last
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class ClientData:
         return len(self.train.y)
 
     def with_flipped_labels(self) -> ClientData:
-        """Its training labels c turned into C − 1 − c; what it is scored on stays."""
-        turned = self.train._replace(y=len(self.counts) - 1 - self.train.y)
-        return replace(self, train=turned, counts=self.counts.flip(0))
+        """With training labels C − 1 − c in place of c; validation and test data stay."""
+        flipped = self.train._replace(y=len(self.counts) - 1 - self.train.y)
+        return replace(self, train=flipped, counts=self.counts.flip(0))
 
 
 def _place(split: Split, shape: torch.Size, device: torch.device) -> Batch:
@@ -76,12 +76,12 @@ class RunContext:
         return data.with_flipped_labels() if flips_labels(self.attacks, data.name) else data
 
     def first_model(self, client: str, init: Literal["common", "independent"]) -> Params:
-        """What a client starts its first round from: one common draw, or one of its own."""
+        """The initial model of a client: one common draw, or one for each client."""
         key = (client, "init") if init == "independent" else ("init",)
         return self.method.setup(self.model.init(self.seed, *key), self.model)
 
     def first_models(self, clients: Sequence[str], init: Literal["common", "independent"]) -> Stacked:
-        """Those of all clients, stacked; a common one is drawn once."""
+        """The initial models of all clients, stacked; a common one is drawn once."""
         drawn = {name: self.first_model(name, init) for name in (clients if init == "independent" else clients[:1])}
         return stack([drawn.get(name, drawn[clients[0]]) for name in clients])
 
@@ -113,7 +113,7 @@ class RunContext:
         return split.take(drawn[1].to(split.y.device))
 
     def draw_probe(self, data: ClientData, round: int) -> tuple[Literal["train", "validation"], Tensor] | None:
-        """From which split they come, and which they are: drawn anew every round, never more than there are."""
+        """The split and the indices of the probe, drawn anew every round; at most as many as the split has."""
         probe = self.method.probe
         if probe is None:
             return None
@@ -153,7 +153,7 @@ class LocalClient:
             return self.context.method.personalise(own, self.context.probe(self.data, round), site)
 
     def train(self, start: Params, received: Params, position: int, round: int) -> Params:
-        """The local run of ``round``."""
+        """The local training of ``round``."""
         context, params = self.context, start
         site = replace(self._site(received, position, round), start=start)
         for phase, epochs in context.run_phases(context.epochs(self.data, round)):
@@ -165,7 +165,7 @@ class LocalClient:
         return params
 
     def upload(self, params: Params, start: Params, received: Params, position: int, round: int) -> Params:
-        """What leaves the client after its local run from ``start``."""
+        """What leaves the client after its local training from ``start``."""
         with torch.no_grad():
             site = replace(self._site(received, position, round), start=start)
             return self.context.method.upload(params, self.data.train, site)

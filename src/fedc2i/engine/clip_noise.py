@@ -6,7 +6,7 @@ client has, c(u − r) lies in a ball of radius ``clip``: another data set moves
 what z has to cover (see `fedc2i.engine.accountant` for ε).
 
 This needs an r that does not depend on the client's data. The model that a local run starts from will not do: where a
-client measures influence, or keeps parts of its own, its start has seen its data. So r is made of what the server sent.
+client measures influence, or keeps private parts, its start has seen its data. So r is made of what the server sent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedc2i.training.settings import TrainingSettings
 
 KEY_BYTES = 32
 COUNTS = ("class_counts", "class_present")  # of floating point or not: with noise, weights by them mean nothing
-Draw = Callable[[int], Tensor]  # so many standard normal numbers, float64, on the CPU
+Draw = Callable[[int], Tensor]  # that number of standard normal numbers, float64, on the CPU
 Means = dict[tuple[int, int], Tensor | None]  # of relayed models, by the tensors they are made of; none: no valid one
 
 
@@ -45,11 +45,8 @@ def reference(upload: Params, received: Params, first: Callable[[], Params], mea
     The entry of the same name that it sent to the client last, of relayed models their plain mean; the client's initial
     model, which follows from the run's seed, where it sent none; zero for what is neither.
 
-    Args:
-        upload: the names and shapes.
-        received: the last download, as this client received it.
-        first: makes the client's initial model; called only if it is needed.
-        means: those of relayed models that were made for other clients of the round, to be used and added to.
+    ``first`` makes the client's initial model, if it is needed. ``means`` caches means of relayed models for the other
+    clients of the round.
     """
     means = {} if means is None else means
     sent = {name: _sent(model_name(name), tensor, received, means) for name, tensor in upload.items()}
@@ -82,20 +79,13 @@ def _mean(models: Tensor) -> Tensor | None:
 def clip_and_noise(upload: Params, known: Params, clip: float, noise: float, draw: Draw) -> Params:
     """One client's upload as it may leave.
 
-    All entries together count as one vector. An upload that holds nan or infinity is sent as its reference and noise:
-    that it failed would tell of the data, too. Without noise an upload within ``clip`` stays as it is, bit for bit.
-
-    Args:
-        upload: what the method made.
-        known: its `reference`.
-        clip: the largest L2 norm of the difference of the two.
-        noise: the noise's standard deviation, in units of ``clip``.
-        draw: makes the noise.
+    All entries together count as one vector, ``known`` is its `reference`. An upload with nan or infinity is sent as
+    its reference plus noise: that training failed is private, too. Without noise, one within ``clip`` is not changed.
 
     Raises:
         UserError: if an entry is a count or a flag, which clipping does not cover.
     """
-    refuse_uncovered(upload)
+    reject_uncovered(upload)
     gaps = {name: tensor.to(torch.float64) - known[name].to(torch.float64) for name, tensor in upload.items()}
     if not all(bool(torch.isfinite(gap).all()) for gap in gaps.values()):
         gaps = {name: torch.zeros_like(gap) for name, gap in gaps.items()}
@@ -122,16 +112,10 @@ def protect(
     received: Callable[[int], Params],
     secret: bytes = b"",
 ) -> Stacked:
-    """Uploads ``(K, ...)`` of a round as they may leave; the same tensors where no clipping is asked for.
+    """Uploads ``(K, ...)`` of a round after clipping and noise; the same tensors if ``clip`` is 0.
 
-    Args:
-        uploads: what the method made.
-        clients: whose, by name.
-        number: the round.
-        context: the run's.
-        settings: its clip and noise.
-        received: what the server had sent to the client at this place of ``clients``.
-        secret: a site's key for its noise; none: the noise follows from the run's seed.
+    ``received`` gives what the server had sent to the k-th client. ``secret`` is a site's key for its noise; if it is
+    empty, the noise follows from the run's seed.
     """
     if not settings.clip or not uploads:
         return uploads
@@ -160,8 +144,8 @@ def from_secret(secret: bytes, upload: Params, known: Params, clip: float, noise
     """Noise that only a site can make, 52 bits of SHAKE-256 for every number.
 
     It is a function of a key that never leaves the site and of everything the answer is made of. A site that is asked
-    the same again, say by a coordinator that was killed and goes on, answers the same bits and tells nothing new; any
-    other question gets noise of its own.
+    the same again, for example by a resumed coordinator, answers the same bits and reveals nothing new; any other
+    question gets other noise.
     """
     mixed = hashlib.shake_256(secret + repr((clip, noise)).encode())
     for name in sorted(upload):
@@ -197,8 +181,8 @@ def secret_in(folder: Path) -> bytes:
     return found
 
 
-def refuse_uncovered(upload: Params, who: str = "the method") -> None:
-    """Refuses an upload with counts or flags.
+def reject_uncovered(upload: Params, who: str = "the method") -> None:
+    """Rejects an upload with counts or flags.
 
     Raises:
         UserError: naming them.
@@ -212,7 +196,7 @@ def refuse_uncovered(upload: Params, who: str = "the method") -> None:
 
 
 def check(method: Method, model: Model, federation: Federation, settings: EngineSettings) -> None:
-    """Refuses, where clipping is asked for, what it would not cover.
+    """Rejects, if ``clip`` is set, what clipping does not cover.
 
     Raises:
         UserError: for a method that sends counts, flags or reports, noise on BatchNorm's statistics, or noise where the
@@ -226,7 +210,7 @@ def check(method: Method, model: Model, federation: Federation, settings: Engine
             "tells the server; use fedc2i"
         )
     upload = _example(method, model, federation, settings)
-    refuse_uncovered(upload, method.name)
+    reject_uncovered(upload, method.name)
     still = {*model.body_names, *model.head_names} - set(model.trainable)
     if settings.noise and model.has_statistics and any(model_name(name) in still for name in upload):
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a round and a run leave behind, as plain records."""
+"""The report of a round and the outcome of a run, as plain records."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Round:
         metrics: for each point, for each client its metrics; empty in rounds that are not evaluated.
         influence: diagnostics such as ``influence_vector`` ``(M, M, ...)``: row m is what client m measured of every
             client, nan where it measured nothing. It belongs to the exchange at the end of this round.
-        refused: names of clients whose upload was not finite or far too large, and was left out.
+        refused: names of clients whose upload was not finite or far too large, and was rejected.
         bytes_up: what one client sent.
         bytes_down: what one client received.
-        why: by name what was wrong with an upload that was refused.
+        why: by name what was wrong with a rejected upload.
     """
 
     seed: int

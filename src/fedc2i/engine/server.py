@@ -58,7 +58,7 @@ class Mailbox:
         """Which uploads are not usable: nan or infinity in them, or a norm far above the median of all.
 
         If fewer than three have arrived, other clients' latest uploads are part of the median. With fewer than three
-        in all, nobody can tell which one is wrong.
+        in all, it is unclear which one is wrong.
         """
         sound = finite(uploads)
         if not self._norm_bound:

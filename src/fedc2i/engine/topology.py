@@ -1,8 +1,8 @@
-"""Who receives whose models: everyone's, those of the neighbours on a ring, of some drawn clients, or as a file says.
+"""Who receives whose models: everyone's, those of the neighbours on a ring, of some drawn clients, or from a file.
 
 A file has one line for every client, ``client: neighbour, neighbour``: whom it receives from, besides itself. The other
-direction needs a line of its own. A client with nothing behind its colon is on its own. A name with a colon or a comma
-in it stands in double quotes. Empty lines and those that begin with ``#`` are left out.
+direction needs its own line. A client with nothing after its colon receives from no other. A name with a colon or a
+comma in it stands in double quotes. Empty lines and those that begin with ``#`` are ignored.
 """
 
 from __future__ import annotations

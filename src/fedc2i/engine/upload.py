@@ -35,7 +35,7 @@ def process(
         context: with the run's seed and attackers.
         settings: with clip and noise.
         received: what the server had sent to the k-th of ``clients``.
-        secret: at a real site, its key for noise that nobody else can draw.
+        secret: at a real site, its key for noise that no one else can draw.
 
     Raises:
         UserError: if a real site would attack a run with noise: the attack has no noise.

@@ -1,7 +1,7 @@
 """The protocol between the round loop and whatever computes for the clients, and the records that go in and out.
 
 A round has two computations, each for the clients of all seeds at once: local training, and making a start of what the
-server sent. Evaluation belongs to both, so that an executor can do it where the model just lies.
+server sent. Evaluation belongs to both, so that an executor can do it while the model is in place.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _alone(model: Model, params: Params, batch: Batch) -> Params:
 
 
 def _stepped(model: Model, params: Params, loss: Callable[[Params, Params], Tensor]) -> Params:
-    """Loss, gradients and statistics behind a step; nothing for a model of which nothing is trained."""
+    """Loss, gradients and statistics after a step; nothing for a model of which nothing is trained."""
     free = {name: params[name].detach().clone().requires_grad_() for name in model.trainable}
     fixed = {name: tensor.detach().clone() for name, tensor in params.items() if name not in free}
     if not free:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
-_ROWS = 2048  # patches that are worth a product of their own: weight gradients sum over many, for few outputs
+_ROWS = 2048  # patches that are worth a separate product: weight gradients sum over many, for few outputs
 _PARTS = 16
 
 
@@ -27,7 +27,7 @@ class VmapRules(TorchFunctionMode):
 
         Args:
             w: ``(B,)`` weights of the batch that is trained on, 0 for padding; none if nothing is padded.
-            widest: only convolutions over patches of no more than so many numbers are taken for products.
+            widest: only convolutions over patches of at most this many numbers become products.
         """
         super().__init__()
         self._w = w

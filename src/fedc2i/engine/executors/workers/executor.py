@@ -42,7 +42,7 @@ class WorkersExecutor:
         self._on_client = on_client
         try:
             pool.is_ready(patient=True)
-            pool.tell(("open", {context.seed: context for context in contexts}, self._share(data), threads))
+            pool.broadcast(("open", {context.seed: context for context in contexts}, self._share(data), threads))
             for worker in pool.workers:
                 worker.receive()  # what cannot be read there, e.g. a class of a module that is not on its path
         except BaseException:
@@ -79,7 +79,7 @@ class WorkersExecutor:
         step = _Step(what, batches, evaluate, self._data, self._on_client if what == "train" else None)
         try:
             placed = self._place(batches, with_results=what != "score")
-            self._pool.tell(("step", placed))
+            self._pool.broadcast(("step", placed))
             self._pool.work(step.next_job, step.take)
         except BaseException:
             self._pool.discard()

@@ -30,7 +30,7 @@ _PATIENCE = 0.5  # seconds that workers have to end by themselves
 
 
 class Worker:
-    """One process: a line to it, and the memory it answers into."""
+    """One process: a connection to it, and the memory for its answers."""
 
     def __init__(self, shared: Sequence[SharedMemory]) -> None:
         """Starts the process, which takes about a second to get ready."""
@@ -39,7 +39,7 @@ class Worker:
         self.line = Connection(ours)
         descriptors = [theirs, self.answers.descriptor, *(memory.descriptor for memory in shared)]
         code = _START.format(path=sys.path, descriptors=descriptors)
-        one = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}  # no others wait in the wings
+        one = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code], pass_fds=descriptors, stdin=subprocess.DEVNULL, env={**os.environ, **one}
@@ -130,16 +130,16 @@ class Pool:
     def is_ready(self, patient: bool = False) -> bool:
         """Whether all workers have reported; a ``patient`` caller waits until they have."""
         while self._waiting:
-            heard = wait([worker.line for worker in self._waiting], None if patient else 0)
-            if not heard:
+            ready = wait([worker.line for worker in self._waiting], None if patient else 0)
+            if not ready:
                 return False
-            for worker in [worker for worker in self._waiting if worker.line in heard]:
+            for worker in [worker for worker in self._waiting if worker.line in ready]:
                 worker.receive()
                 self._waiting.remove(worker)
         return True
 
-    def tell(self, message: tuple[Any, ...]) -> None:
-        """The same message to all."""
+    def broadcast(self, message: tuple[Any, ...]) -> None:
+        """Sends the same message to all workers."""
         for worker in self.workers:
             worker.send(message)
 
@@ -154,8 +154,8 @@ class Pool:
                 busy[worker.line] = (worker, job)
             if not busy:
                 return
-            heard = wait(list(busy))
-            for worker, job in [own for line, own in busy.items() if line in heard]:
+            ready = wait(list(busy))
+            for worker, job in [own for line, own in busy.items() if line in ready]:
                 del busy[worker.line]
                 on_answer(job, worker.receive(), worker)
                 free.append(worker)
@@ -178,14 +178,14 @@ _lock = threading.RLock()
 
 
 def running(count: int) -> Pool | None:
-    """A pool of so many workers that was started already in this process, an idle one if there is one."""
+    """A pool of ``count`` workers that this process has started, preferably an idle one."""
     with _lock:
         fit = [pool for pool in _pools if len(pool.workers) == count and pool.pid == os.getpid()]
         return min(fit, key=lambda pool: pool.taken, default=None)
 
 
 def start(count: int) -> Pool:
-    """An idle pool of so many workers; an idle one of another size is ended."""
+    """An idle pool of ``count`` workers; an idle pool of another size is ended."""
     with _lock:
         pool = running(count)
         if pool is None or pool.taken:
@@ -197,7 +197,7 @@ def start(count: int) -> Pool:
 
 
 def lease(count: int) -> Pool:
-    """A pool of so many workers that nobody else uses, until it is given back."""
+    """A pool of ``count`` workers for the caller alone, until it is given back."""
     with _lock:
         pool = start(count)
         pool.take()

@@ -1,7 +1,7 @@
 """What a worker process does: it waits for jobs, computes for one client at a time, and answers.
 
 Messages in: ``open`` (contexts and data of a run), ``step`` (the tensors of a step), ``job``. Tensors lie in shared
-memory; messages say only where.
+memory; messages carry only their layout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SPLITS = ("train", "validation", "test")
 
 
 class PlacedBatch(NamedTuple):
-    """A `ClientBatch` whose tensors lie in shared memory, with room for one result per client beside them."""
+    """A `ClientBatch` whose tensors lie in shared memory, with space for one result per client."""
 
     seed: int
     clients: tuple[int, ...]
@@ -48,8 +48,8 @@ class Job(NamedTuple):
     of_result: bool = True
 
 
-class _Desk:
-    """What a worker has in front of it."""
+class _WorkerState:
+    """A worker's data, contexts and present client batches."""
 
     def __init__(self, answers: SharedMemory, inputs: SharedMemory, data: SharedMemory) -> None:
         self._answers, self._inputs, self._data = answers, inputs, data
@@ -112,21 +112,21 @@ def describe(client: ClientData) -> Params:
 def serve(line: int, answers: int, inputs: int, data: int) -> None:
     """Works until the other end of the line is closed."""
     torch.set_num_threads(1)
-    desk = _Desk(SharedMemory(answers), SharedMemory(inputs), SharedMemory(data))
+    state = _WorkerState(SharedMemory(answers), SharedMemory(inputs), SharedMemory(data))
     connection = Connection(line)
     with contextlib.suppress(EOFError, OSError):  # of the line: the other end is gone
         connection.send_bytes(cloudpickle.dumps(("ready", None)))
         while True:
-            answer = _answer(desk, connection.recv_bytes())
+            answer = _answer(state, connection.recv_bytes())
             if answer is not None:
                 connection.send_bytes(answer)
 
 
-def _answer(desk: _Desk, message: bytes) -> bytes | None:
+def _answer(state: _WorkerState, message: bytes) -> bytes | None:
     """What a message is answered with: only a ``step`` that went well needs nothing."""
     try:
         kind, *content = cloudpickle.loads(message)
-        answer = getattr(desk, kind)(*content)
+        answer = getattr(state, kind)(*content)
         return None if kind == "step" else bytes(cloudpickle.dumps(("answer", answer)))
     except Exception as error:
         error.add_note("In a worker process:\n" + traceback.format_exc())

@@ -34,7 +34,7 @@ class SharedMemory:
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """A new one, or the one behind an inherited ``descriptor``."""
+        """A new one, or the one of an inherited ``descriptor``."""
         self.descriptor = _new_file() if descriptor is None else descriptor
         self._size = 0
         self._memory: mmap.mmap | None = None
