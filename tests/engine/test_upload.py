@@ -21,7 +21,7 @@ from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Mailbox
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
-from fedc2i.engine.upload import leave
+from fedc2i.engine.upload import process
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -196,19 +196,21 @@ def test_only_the_attackers_rows_change(model: Model) -> None:
     recipe = RunContext(FedAvg(), model, TRAINING, 1, 0, parse("scaled:3@c;sign-flip@c;free-rider@e", NAMES, 0))
     starts = {"w": torch.tensor([[8.0, 8.0], [1.0, 1.0], [5.0, 6.0]])}
     uploads = {"w": torch.tensor([[2.0, 0.0], [3.0, 1.0], [9.0, 9.0]])}
-    assert leave(uploads, starts, ["a", "c", "e"], 1, recipe, EngineSettings())["w"].tolist() == [
+    assert process(uploads, starts, ["a", "c", "e"], 1, recipe, EngineSettings())["w"].tolist() == [
         [2.0, 0.0],
         [-5.0, 1.0],  # 1 + 3 · 2 = 7, then 1 − 6
         [5.0, 6.0],
     ]
-    assert leave(uploads, starts, ["a", "b", "d"], 1, recipe, EngineSettings()) is uploads
-    assert leave({}, starts, ["a", "c", "e"], 1, recipe, EngineSettings()) == {}
+    assert process(uploads, starts, ["a", "b", "d"], 1, recipe, EngineSettings()) is uploads
+    assert process({}, starts, ["a", "c", "e"], 1, recipe, EngineSettings()) == {}
 
 
 def test_an_attacker_changes_what_was_clipped(model: Model) -> None:
     recipe = RunContext(FedAvg(), model, TRAINING, 1, 0, parse("scaled:10@c", NAMES, 0))
     uploads, zeros = {"w": torch.tensor([[3.0, 4.0], [3.0, 4.0]])}, {"w": torch.zeros(2, 2)}
-    sent = leave(uploads, zeros, ["a", "c"], 1, recipe, EngineSettings(clip=1.0), lambda k: {"w": torch.zeros(2)})["w"]
+    sent = process(uploads, zeros, ["a", "c"], 1, recipe, EngineSettings(clip=1.0), lambda k: {"w": torch.zeros(2)})[
+        "w"
+    ]
     torch.testing.assert_close(sent, torch.tensor([[0.6, 0.8], [6.0, 8.0]]))
 
 
@@ -216,9 +218,9 @@ def test_a_real_site_does_not_attack_where_noise_protects_it(model: Model) -> No
     own = stack([model.init(seed) for seed in (1, 2)])
     recipe = RunContext(FedAvg(), model, TRAINING, 1, 0, parse("free-rider@b", NAMES, 0))
     settings = EngineSettings(clip=1.0, noise=1.0)
-    leave(own, own, ["a", "c"], 1, recipe, settings, secret=b"key")
+    process(own, own, ["a", "c"], 1, recipe, settings, secret=b"key")
     with pytest.raises(UserError, match="with noise a real site sends nothing but its upload"):
-        leave(own, own, ["a", "b"], 1, recipe, settings, secret=b"key")
+        process(own, own, ["a", "b"], 1, recipe, settings, secret=b"key")
 
 
 def test_labels_are_turned_for_training_only(model: Model, federation: Federation) -> None:
