@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from typer.main import get_command
+
+from fedc2i.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")]
@@ -43,6 +48,27 @@ LINKS = [
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose(text))
     if "://" not in target
 ]
+
+
+COMMANDS = {
+    command.strip()
+    for text in TEXTS.values()
+    for command in re.findall(r"(?:^\$ |`)(fedc2i [a-z][^`\n#]*)", text, flags=re.MULTILINE)
+    if not re.search(r"[A-Z]{2}\.\.\.|\|", command)
+}
+
+
+@pytest.mark.parametrize("line", sorted(COMMANDS))
+def test_commands_exist_with_their_options(line: str) -> None:
+    words = shlex.split(line)[1:]
+    found: click.Command = get_command(app)
+    while hasattr(found, "get_command") and words:
+        inner = found.get_command(click.Context(found), words.pop(0))
+        assert inner is not None
+        found = inner
+    known = {name for parameter in found.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    given = {word.split("=")[0] for word in words if word.startswith("--")}
+    assert given <= known | {"--help", "--version"}
 
 
 @pytest.mark.parametrize("name", CODE)
