@@ -66,7 +66,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def options_page() -> str:
     """Every method with its options and defaults, then the settings of every run."""
-    from fedc2i.methods.base import Method
+    from fedc2i import Method
     from fedc2i.runs.settings import RunSettings
 
     lines = [

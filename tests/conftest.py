@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedc2i.data.federation import Client, Federation, Split
-from fedc2i.methods.base import Method
+from fedc2i.methods.registry import Method  # with every method in it, for the fixture that restores it
 from fedc2i.models.model import Model, split
 from fedc2i.report import figures
 

@@ -1,30 +1,36 @@
 """Influence-oriented personalised federated learning: each site measures whose knowledge helps it.
 
-`run` and `compare` run methods on a `Federation` of clients, `resume` goes on with what was cut off; `load` and
+`run` and `compare` run methods on a `Federation` of clients, `resume` continues an interrupted run; `load` and
 `from_arrays` make a federation. A new method is a subclass of `Method`, a new model comes from `split`. `read_run` and
 `read_model` read a run folder back.
 """
 
-import sys
+from __future__ import annotations
 
-from fedc2i.api import compare, run
-from fedc2i.core.errors import UserError
-from fedc2i.core.options import option
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
 from fedc2i.core.version import __version__
-from fedc2i.data.arrays import from_arrays
-from fedc2i.data.federation import Client, Federation, Split
-from fedc2i.data.sources import load
-from fedc2i.methods.base import Download, Method, Phase, Probe, Site, Uploads
-from fedc2i.methods.math.influence import class_losses, client_losses, influence
-from fedc2i.models.model import Model, split
-from fedc2i.report.comparison import comparison_table
-from fedc2i.report.plots import plot_accuracy, plot_influence
-from fedc2i.report.tracking import track
-from fedc2i.runs.folder import read_model
-from fedc2i.runs.read import read_run
-from fedc2i.runs.results import Comparison, Result, Score
-from fedc2i.runs.resume import resume
-from fedc2i.training.local import Batch
+
+if TYPE_CHECKING:  # what type checkers and editors see; names are imported on first use, see `__getattr__`
+    from fedc2i.api import compare, run
+    from fedc2i.core.errors import UserError
+    from fedc2i.core.options import option
+    from fedc2i.data.arrays import from_arrays
+    from fedc2i.data.federation import Client, Federation, Split
+    from fedc2i.data.sources import load
+    from fedc2i.methods.base import Download, Method, Phase, Probe, Site, Uploads
+    from fedc2i.methods.math.influence import class_losses, client_losses, influence
+    from fedc2i.models.model import Model, split
+    from fedc2i.report.comparison import comparison_table
+    from fedc2i.report.plots import plot_accuracy, plot_influence
+    from fedc2i.report.tracking import track
+    from fedc2i.runs.folder import read_model
+    from fedc2i.runs.read import read_run
+    from fedc2i.runs.results import Comparison, Result, Score
+    from fedc2i.runs.resume import resume
+    from fedc2i.training.local import Batch
 
 __all__ = [
     "Batch",
@@ -60,6 +66,42 @@ __all__ = [
     "split",
     "track",
 ]
+
+_NAMES_IN = {
+    "api": ("compare", "run"),
+    "core.errors": ("UserError",),
+    "core.options": ("option",),
+    "data.arrays": ("from_arrays",),
+    "data.federation": ("Client", "Federation", "Split"),
+    "data.sources": ("load",),
+    "methods.base": ("Download", "Phase", "Probe", "Site", "Uploads"),
+    "methods.math.influence": ("class_losses", "client_losses", "influence"),
+    "methods.registry": ("Method",),  # which has registered the names that are taken
+    "models.model": ("Model", "split"),
+    "report.comparison": ("comparison_table",),
+    "report.plots": ("plot_accuracy", "plot_influence"),
+    "report.tracking": ("track",),
+    "runs.folder": ("read_model",),
+    "runs.read": ("read_run",),
+    "runs.results": ("Comparison", "Result", "Score"),
+    "runs.resume": ("resume",),
+    "training.local": ("Batch",),
+}
+_MODULE_OF = {name: f"fedc2i.{module}" for module, names in _NAMES_IN.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name on first use, so that ``import fedc2i`` and the command line start without torch."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'fedc2i' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 if "IPython" in sys.modules:
     from fedc2i.report.notebook import register

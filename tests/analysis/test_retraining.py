@@ -16,10 +16,10 @@ from scipy import stats
 
 import fedc2i
 from fedc2i.analysis.retraining import Agreement, Check, agree, agree_overall, check
-from fedc2i.cli.influence import show_check, verdict
 from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.models.model import Model
+from fedc2i.report.influence_report import print_check, verdict
 from fedc2i.runs.plan import prepare
 from helpers import call, write_arrays
 
@@ -188,13 +188,13 @@ def test_a_small_p_is_not_nothing(p: float, said: str) -> None:
     assert f"({said})" in verdict(Agreement(-0.9, p, 5))
 
 
-def test_the_table_has_no_p_of_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_table_has_no_p_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     count = 7
     generator = np.random.default_rng(0)
     influence = generator.random((count, count))
     effects = np.where(np.eye(count) > 0, np.nan, influence)
     found = Check(tuple("abcdefg"), (0,), 1, influence, influence, {"received": effects, "trained": effects}, "test")
-    show_check(Console(file=sys.stdout, width=120), found, 1, tmp_path)
+    print_check(Console(file=sys.stdout, width=120), found, 1)
     out = capsys.readouterr().out
     assert "< 0.001" in out
     assert "0.000" not in out

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedc2i import Federation
-from fedc2i.cli.common import resumable
+from fedc2i import Federation, __version__
 from fedc2i.cli.main import main
+from fedc2i.cli.output import resumable
 from fedc2i.methods.base import Method
 from helpers import QUICK, call, files_below, write_arrays
 
@@ -122,8 +122,8 @@ def test_compare_prints_plain_tables_where_there_is_no_terminal(data: str) -> No
     assert "\x1b" not in shown.out + shown.err
     for words in ("Test accuracy (%) on arrays:data", "FedC²I (gamma=2.0)", "after *", "Who helps whom", "Avg"):
         assert words in shown.out
-    assert shown.out.rstrip().splitlines()[-1].startswith("Run folder: runs/compare-arrays-data-001")
-    assert {path.name for path in Path("runs/compare-arrays-data-001").iterdir()} >= {"local", "comparison.md"}
+    assert shown.out.rstrip().splitlines()[-1].startswith("Run folder: runs/compare-data-001")
+    assert {path.name for path in Path("runs/compare-data-001").iterdir()} >= {"local", "comparison.md"}
 
 
 def test_terminal_that_cannot_show_greek(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +137,10 @@ def test_terminal_that_cannot_show_greek(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_version_and_help() -> None:
-    version = call("--version")
-    assert (version.code, version.err) == (0, "")
-    assert version.out.strip().count(".") >= 2
+    assert call("--version") == (0, f"{__version__}\n", "")
+    listed = call("--help").out
+    places = [listed.index(f" {word} ") for word in ("Run", "run", "compare", "Look", "Deploy", "Reference", "privacy")]
+    assert places == sorted(places)
     for command in ((), ("run",), ("compare",), ("methods",), ("data",), ("data", "ls")):
         shown = call(*command, "--help")
         assert shown.code == 0
@@ -155,11 +156,17 @@ def test_nothing_asked_for_shows_the_help(arguments: Sequence[str]) -> None:
     assert len((shown.out + shown.err).splitlines()) > 5
 
 
-def test_methods_lists_options_and_defaults() -> None:
+def test_methods_lists_methods_or_the_options_of_one() -> None:
     listed = call("methods")
     assert listed.code == 0
-    for word in (*Method.registry, "gamma", "5.0", "clients_per_round", "100%"):
-        assert word in listed.out
+    lines = listed.out.splitlines()
+    assert [line.split()[0] for line in lines[: len(Method.registry)]] == sorted(Method.registry)
+    assert len(lines) == len(Method.registry) + 1
+    shown = call("methods", "fedc2i").out
+    for word in ("fedc2i: ", "gamma", "5.0", "clients_per_round", "100%"):
+        assert word in shown
+    assert "reconstruct" in call("methods", "fedcalm").out.lower()
+    assert "unknown method 'fedsgd'" in call("methods", "fedsgd").err
     found = json.loads(call("methods", "--json").out)
     assert set(found["methods"]) == set(Method.registry)
     assert found["methods"]["fedc2i"]["options"]["gamma"]["default"] == 5.0
@@ -361,7 +368,7 @@ def test_interrupt_is_no_traceback(data: str, monkeypatch: pytest.MonkeyPatch) -
     answer = call("run", "local", "--data", data, *QUICK, "--out", "my run")
     assert answer.code == 130
     assert answer.err.splitlines()[-2:] == [
-        "To go on: fedc2i resume 'my run'",
-        "fedc2i: interrupted; what is finished is kept; `fedc2i resume` goes on with a run, this command with a study",
+        "To resume: fedc2i resume 'my run'",
+        "fedc2i: interrupted; finished work is kept; `fedc2i resume` resumes a run, the same command resumes a study",
     ]
     assert not Path("my run/summary.json").exists()

@@ -183,7 +183,7 @@ def test_a_federation_on_one_machine_that_was_cut_off_goes_on_by_resume(number: 
         running.send_signal(number)
         assert running.wait(60) == (130 if number == signal.SIGINT else -signal.SIGKILL), log.read_text()
     if number == signal.SIGINT:
-        assert f"`fedc2i resume {out}` goes on from the last finished round" in log.read_text()
+        assert f"`fedc2i resume {out}` resumes after the last finished round" in log.read_text()
     done = command("resume", str(out))
     assert done.returncode == 0, done.stderr
     assert "goes on in round" in done.stderr

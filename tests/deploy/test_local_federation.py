@@ -12,7 +12,7 @@ pytest.importorskip("flwr.app")
 from typer.testing import CliRunner
 
 from fedc2i import Federation
-from fedc2i.cli.flower import is_local
+from fedc2i.cli.flower_local import is_local
 from fedc2i.cli.main import app
 from fedc2i.core.errors import UserError
 from fedc2i.deploy.coordinator_folder import read_coordinator

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedc2i.cli import paper as paper_command
 from fedc2i.data import digit5, office10
 from fedc2i.data.catalog import DOMAINS
 from fedc2i.report import reproduction as recipes
@@ -298,7 +297,7 @@ def test_interrupted_call_goes_on_with_the_rest(
 ) -> None:
     out = tmp_path / "results"
     with monkeypatch.context() as patch:
-        patch.setattr(paper_command, "ProgressView", Interrupting)
+        patch.setattr("fedc2i.report.progress.ProgressView", Interrupting)
         first = paper(short, out, "table2", "--json")
     assert (first.code, first.out) == (130, "")
     assert "3 runs to go" in first.err

@@ -36,7 +36,7 @@ FEDC2I_OPTIONS = tuple(options_of(FedC2I))
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, federation: Federation) -> Callable[..., Plan]:
     """What ``fedc2i run ARGUMENTS`` would run, on the toy federation with a preset of its own."""
-    from fedc2i.cli import main
+    from fedc2i.cli import main, simulation
 
     preset = {"model": "lenet5-bn", "rounds": 7}
     monkeypatch.setattr(plans.sources, "load", lambda *_, **__: replace(federation, preset=preset))
@@ -46,7 +46,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, federation: Federation) -> Callable
         found[:] = prepare(*arguments)
         raise UserError("planned")
 
-    monkeypatch.setattr(main, "prepare", stop)
+    monkeypatch.setattr(simulation, "prepare", stop)
 
     def plan(*arguments: str) -> Plan:
         monkeypatch.setattr("sys.argv", ["fedc2i", "run", *arguments])

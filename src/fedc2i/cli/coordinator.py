@@ -10,21 +10,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedc2i.cli import flower
-from fedc2i.cli.common import Json, ModelName, Rounds, Seeds, Set, Topology, values_of
-from fedc2i.cli.flower import Deadline, MethodName, MinSites, Wire
+from fedc2i.cli import site_runs
+from fedc2i.cli.options import Json, ModelName, Rounds, Seeds, Set, Topology, values_of
+from fedc2i.cli.output import say
+from fedc2i.cli.site_runs import Deadline, MethodName, MinSites, Wire
 from fedc2i.core.errors import UserError
 
 # What needs the extra `flower` is imported inside the commands, so that all others work without it.
 
-app = typer.Typer(help="Coordinate a federation: its certificates, and who takes part.", no_args_is_help=True)
+app = typer.Typer(
+    help="Coordinate a federation: its certificates, and who takes part.", no_args_is_help=True, add_completion=False
+)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.", show_default=False)]
-
-
-@app.callback()
-def _coordinator() -> None:
-    """Coordinate a federation: its certificates, and who takes part."""
 
 
 @app.command()
@@ -139,9 +137,9 @@ def start(
 ) -> None:
     """Start the coordinator, run a method over the admitted sites, and stop.
 
-    The same command goes on with a run that was cut off, from its last finished round.
+    The same command resumes an interrupted run after its last finished round.
     """
-    flower.require_flower()
+    site_runs.require_flower()
     from fedc2i.deploy.coordinator_folder import admitted, read_coordinator
     from fedc2i.deploy.lead import Job
     from fedc2i.deploy.superlink_run import conduct, open_link
@@ -153,20 +151,20 @@ def start(
     values = values_of(None, set_, None, None, None, model, rounds, seeds, topology, None, None, None, None)
     job = Job(
         Path(),
-        flower.absolute(method),
-        flower.settings_of(method, values),
+        site_runs.absolute(method),
+        site_runs.settings_of(method, values),
         tuple(keys),
         keys=keys,
         classes=tuple(filter(None, (classes or "").split(","))),
         wait=wait,
-        policy=flower.policy_of(deadline, min_sites, wire),
+        policy=site_runs.policy_of(deadline, min_sites, wire),
     )
-    job = replace(job, out=flower.folder_of(job, out, own.folder / "runs"))
-    flower.say(f"Writing to {job.out}")
+    job = replace(job, out=site_runs.folder_of(job, out, own.folder / "runs"))
+    say(f"Writing to {job.out}")
     link = open_link(own)
     try:
-        flower.say(f"listening on {own.bind}:{own.port}")
-        conduct(link, job, flower.say)
+        say(f"listening on {own.bind}:{own.port}")
+        conduct(link, job, say)
     finally:
         link.stop()
-    flower.finish(job.out, json)
+    site_runs.show_run(job.out, json)

@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedc2i.cli.options import Json
 from fedc2i.core.errors import UserError
-from fedc2i.data import catalog, converted_files, digit5, office10
-from fedc2i.data.catalog import Convert, DomainStatus
-from fedc2i.data.formats import Labels
+from fedc2i.core.files import to_json
 
-app = typer.Typer(help="Look at, check and convert the benchmark data.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from fedc2i.data.catalog import DomainStatus
 
-CONVERTERS: Mapping[str, Convert] = {"digit5": digit5.convert, "office10": office10.convert}
-STATES: Mapping[catalog.State, str] = {
-    "ready": "ready",
-    "cached": "ready (converted)",
-    "raw": "not converted yet",
-    "missing": "missing",
-}
+app = typer.Typer(help="List, check and convert the benchmark data.", no_args_is_help=True, add_completion=False)
 
+STATES = {"ready": "ready", "cached": "ready (converted)", "raw": "not converted yet", "missing": "missing"}
+NAMES = "digit5, office10 or one of their domains"
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="The data folder; else FEDC2I_DATA, else ./data.", show_default=False)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-_NAMES = "digit5, office10 or one domain of theirs"
 
 
 @app.command("ls")
-def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def list_data(data_dir: DataDir = None, json: Json = False) -> None:
     """What is there, what is missing, and where its authors publish it."""
+    from fedc2i.data import catalog, converted_files
+
     found = catalog.locate(catalog.DOMAINS, data_dir)
     folder = catalog.data_root(data_dir)
-    if as_json:
-        _print_json(
-            {"data_dir": str(folder), "cache": str(converted_files.root()), "domains": [_entry(one) for one in found]}
-        )
+    if json:
+        entries = [_entry(one) for one in found]
+        print(to_json({"data_dir": str(folder), "cache": str(converted_files.root()), "domains": entries}), end="")
         return
     table = Table("set", "domain", "state", "published by", title=escape(f"data in '{folder}'"))
     for one in found:
@@ -61,18 +54,21 @@ def list_data(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def check(
-    name: Annotated[str | None, typer.Argument(help=f"{_NAMES}; all if left out.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Argument(help=f"{NAMES}; by default all.", show_default=False)] = None,
     data_dir: DataDir = None,
-    as_json: AsJson = False,
+    json: Json = False,
 ) -> None:
     """Verify checksums, shapes, label ranges and class counts of the data that is there."""
+    from fedc2i.data import catalog
+    from fedc2i.data.benchmark_check import check_domain
+
     found = catalog.locate(catalog.select(name), data_dir)
     if all(one.state == "missing" for one in found):
         catalog.require(found, data_dir)
-    reports = [_report(one) for one in found]
+    reports = [check_domain(one) for one in found]
     problems = [f"{report['domain']}: {report['problem']}" for report in reports if report["problem"]]
-    if as_json:
-        _print_json({"domains": reports, "problems": problems})
+    if json:
+        print(to_json({"domains": reports, "problems": problems}), end="")
     else:
         _print_reports(reports)
     if problems:
@@ -81,9 +77,12 @@ def check(
 
 @app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(help=f"{_NAMES}.", show_default=False)], data_dir: DataDir = None
+    name: Annotated[str, typer.Argument(help=f"{NAMES}.", show_default=False)], data_dir: DataDir = None
 ) -> None:
-    """Convert published files into the cache, replacing what lies there."""
+    """Convert published files into the cache, replacing older ones there."""
+    from fedc2i.data import catalog, converted_files
+    from fedc2i.data.benchmark_check import CONVERTERS
+
     found = catalog.locate(catalog.select(name), data_dir, raw_only=True)
     missing = ", ".join(one.domain.client for one in found if one.state == "missing")
     if all(one.state == "missing" for one in found):
@@ -117,34 +116,6 @@ def _entry(one: DomainStatus) -> dict[str, Any]:
     }
 
 
-def _report(one: DomainStatus) -> dict[str, Any]:
-    """One domain's checks; ``problem`` is empty where there is none."""
-    report: dict[str, Any] = {"set": one.domain.source, "domain": one.domain.key, "state": one.state, "problem": ""}
-    if one.state not in ("ready", "cached"):
-        return report
-    (path,) = one.paths
-    report["path"] = str(path)
-    try:
-        prepared = catalog.obtain(one, CONVERTERS[one.domain.source])
-        report |= {"sha256": converted_files.sha256(path), "verified": converted_files.manifest(path) is not None}
-        report["shape"] = list(prepared.train[0].shape[1:])
-        for part, (_, labels) in (("train", prepared.train), ("test", prepared.test)):
-            report[part] = _counts(one, part, labels)
-        if one.domain.source == "digit5":
-            digit5.require_train(one.domain, prepared.train[1])
-    except UserError as error:
-        report["problem"] = str(error)
-    return report
-
-
-def _counts(one: DomainStatus, part: str, labels: Labels) -> list[int]:
-    classes = catalog.CLASSES[one.domain.source]
-    counts: list[int] = np.bincount(labels, minlength=len(classes)).tolist()
-    if 0 in counts:
-        raise UserError(f"{one.paths[0]}: no {part} image of class '{classes[counts.index(0)]}'")
-    return counts
-
-
 def _print_reports(reports: Sequence[Mapping[str, Any]]) -> None:
     table = Table("set", "domain", "result", "image", "train", "test", "per class", "sha256")
     for report in reports:
@@ -158,7 +129,3 @@ def _print_reports(reports: Sequence[Mapping[str, Any]]) -> None:
             row.append("PROBLEM" if report["problem"] else STATES[report["state"]])
         table.add_row(*row)
     Console().print(table)
-
-
-def _print_json(content: Mapping[str, Any]) -> None:
-    typer.echo(json.dumps(content, indent=2))

@@ -10,14 +10,17 @@ from rich.console import Console
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json
-from fedc2i.report.progress import ProgressView
-from fedc2i.report.reproduction import ARTEFACTS, Reproduction
-from fedc2i.runs.cache import Store
+
+app = typer.Typer(add_completion=False)
 
 
+@app.command()
 def paper(
     wanted: Annotated[
-        list[str], typer.Argument(metavar="WHAT...", help=f"{', '.join(ARTEFACTS)}, or all.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="WHAT...", help="table1, table2, ablation, gamma, influence, samples or all.", show_default=False
+        ),
     ],
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies; or the variable FEDC2I_DATA.")] = None,
     seeds: Annotated[str, typer.Option(help="For example 0,1,2 or 0-9.")] = "0,1,2",
@@ -28,10 +31,11 @@ def paper(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, all else on stderr.")] = False,
 ) -> None:
-    """Compute the paper's tables and figures beside the published ones; what is computed already is kept.
+    """Compute the paper's tables and figures beside the published ones; finished runs are not repeated."""
+    from fedc2i.report.progress import ProgressView
+    from fedc2i.report.reproduction import ARTEFACTS, Reproduction
+    from fedc2i.runs.cache import Store
 
-    WHAT is table1, table2, ablation, gamma, influence, samples or all.
-    """
     for name in wanted:
         if name not in (*ARTEFACTS, "all"):
             raise UserError(f"unknown table or figure '{name}', allowed are {', '.join(ARTEFACTS)} and all")

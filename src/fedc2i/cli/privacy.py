@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fedc2i.cli.common import Json
+from fedc2i.cli.options import Json
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json
-from fedc2i.engine import accountant
+
+app = typer.Typer(add_completion=False)
 
 Noise = Annotated[float | None, typer.Option(help="Noise multiplier σ, as in --set noise=...")]
 Uploads = Annotated[int, typer.Option("--rounds", help="Rounds in which a client takes part.")]
@@ -18,6 +19,7 @@ Delta = Annotated[float, typer.Option(help="δ, above 0 and below 1.")]
 Target = Annotated[float | None, typer.Option("--target-epsilon", help="Find the noise for this ε instead.")]
 
 
+@app.command()
 def privacy(
     rounds: Uploads, noise: Noise = None, delta: Delta = 1e-5, target: Target = None, json: Json = False
 ) -> None:
@@ -25,6 +27,8 @@ def privacy(
 
     ε is that of all uploads of one client, for any change of its whole data set; docs/privacy.md says what it covers.
     """
+    from fedc2i.engine import accountant
+
     if (noise is None) == (target is None):
         raise UserError("fedc2i privacy needs one of --noise and --target-epsilon")
     if rounds < 1:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from fedc2i.cli.common import Json
-from fedc2i.core.errors import UserError, one_line
+from fedc2i.cli.options import Json
+from fedc2i.cli.run_folders import runs_below
+from fedc2i.core.errors import one_line
 from fedc2i.core.files import to_json
-from fedc2i.runs import resume
-from fedc2i.runs.folder import slug
-from fedc2i.runs.read import read_run
 
+app = typer.Typer(add_completion=False)
 MOST_LETTERS = 4000  # of a line in the terminal
 
 
+@app.command()
 def report(
     folders: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of `fedc2i compare`.")
@@ -43,6 +42,7 @@ def report(
     from fedc2i.report.html.page import write
     from fedc2i.report.html.side_by_side import distinct_by_folder
     from fedc2i.report.html.verdict_text import verdict_text
+    from fedc2i.runs.read import read_run
 
     found = list({run.absolute(): run for folder in folders for run in runs_below(folder)}.values())
     for line in filter(None, map(_left, folders)):
@@ -64,23 +64,7 @@ def report(
 
 def _left(folder: Path) -> str:
     """What a page of this folder would lack, in words."""
+    from fedc2i.runs import resume
+
     left = resume.unfinished(folder) if resume.is_comparison(folder) else 0
     return f"{folder}: {left} of its runs {'is' if left == 1 else 'are'} not finished, and not in the page" * bool(left)
-
-
-def runs_below(folder: Path) -> list[Path]:
-    """The folder itself if a run lies in it, or those inside in the order in which `fedc2i compare` ran them.
-
-    Raises:
-        UserError: if there is no finished run.
-    """
-    if (folder / "summary.json").is_file():
-        return [folder]
-    found = sorted(path.parent for path in folder.glob("*/summary.json"))
-    if not found:
-        raise UserError(f"{folder}: no finished run here; a run folder has a summary.json, a comparison such folders")
-    try:
-        order = [slug(key) for key in jsonlib.loads((folder / "comparison.json").read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return found
-    return sorted(found, key=lambda run: order.index(run.name) if run.name in order else len(order))

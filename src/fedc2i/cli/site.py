@@ -7,18 +7,15 @@ from typing import Annotated
 
 import typer
 
-from fedc2i.cli import flower
+from fedc2i.cli.site_runs import require_flower
 
 # What needs the extra `flower` is imported inside the commands, so that all others work without it.
 
-app = typer.Typer(help="Take part in a federation: this machine's data, key and settings.", no_args_is_help=True)
+app = typer.Typer(
+    help="Take part in a federation: this machine's data, key and settings.", no_args_is_help=True, add_completion=False
+)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.", show_default=False)]
-
-
-@app.callback()
-def _site() -> None:
-    """Take part in a federation: this machine's data, key and settings."""
 
 
 @app.command()
@@ -88,7 +85,7 @@ def rotate(
 @app.command()
 def start(folder: Folder) -> None:
     """Take part until Ctrl-C or SIGTERM; comes back by itself when the line or the coordinator was gone."""
-    flower.require_flower()
+    require_flower()
     from fedc2i.deploy.site_folder import read_site
     from fedc2i.deploy.supervisor import site_node, supervise
 

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from fedc2i.cli.output import console_for
+
+app = typer.Typer(add_completion=False)
 
 
+@app.command()
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or of a comparison.")],
     every: Annotated[float, typer.Option(help="Seconds between looks.")] = 1.0,
@@ -16,15 +20,13 @@ def watch(
 ) -> None:
     """Look at a run while another process computes it: accuracy, influence, time left.
 
-    It reads the run's files only. It ends when the run does or nobody works on it any more, or with
-    ctrl-c, which does nothing to the run.
+    It reads the run's files only. It ends when the run ends or when no process works on it, or with
+    Ctrl-C, which does not stop the run.
     """
     from fedc2i.report import live_view as picture
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 120)  # a file or a pipe has no width of its own
+    console = console_for()
     try:
         picture.watch(folder, console, every, once)
     except KeyboardInterrupt:
-        console.print("no longer watching; the run goes on", highlight=False)
+        console.print("stopped watching; the run continues", highlight=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import platform
-from importlib.metadata import PackageNotFoundError, version
 
 __version__ = "0.1.0"
 
@@ -12,6 +11,8 @@ __version__ = "0.1.0"
 @functools.cache
 def versions(engine: str = "inprocess") -> dict[str, str]:
     """The versions by package; Flower's is among them if that engine was used."""
+    from importlib.metadata import PackageNotFoundError, version
+
     found = {"fedc2i": __version__, "python": platform.python_version()}
     carrier = () if engine == "inprocess" else ("flwr",)
     for package in ("torch", "numpy", "scikit-learn", "pillow", "matplotlib", *carrier):

@@ -1,23 +1,13 @@
-"""What several commands share: their options, settings from them, and the table of a result."""
+"""Arguments and options that several commands have."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedc2i.core.errors import UserError
-from fedc2i.core.files import to_json
-from fedc2i.report.comparison import comparison_table
-from fedc2i.report.influence_table import influence_table
-from fedc2i.runs import results, settings
-from fedc2i.runs.summary import summary
 
 Data = Annotated[str | None, typer.Option(help="embedded, digit5, office10, folder:DIR or arrays:DIR.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data lies; or the variable FEDC2I_DATA.")]
@@ -49,6 +39,8 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, e
 
 def values_of(file: Path | None, pairs: list[str] | None, *named: Any) -> dict[str, Any]:
     """All settings by name: the file's, then ``--set``, then named options."""
+    from fedc2i.runs import settings
+
     values = {} if file is None else settings.read_toml(file)
     for pair in pairs or []:
         name, equals, value = (part.strip() for part in pair.partition("="))
@@ -63,44 +55,3 @@ def values_of(file: Path | None, pairs: list[str] | None, *named: Any) -> dict[s
     both = zip((*names, "attack"), named, strict=True)
     values |= {name: str(value) for name, value in both if value is not None}
     return values
-
-
-@contextmanager
-def naming(file: Path | None) -> Iterator[None]:
-    """An error about settings names the file that some of them stood in."""
-    try:
-        yield
-    except UserError as error:
-        if file is None:
-            raise
-        raise UserError(f"{error} (with the settings of {file})") from error
-
-
-@contextmanager
-def resumable(folder: Path, engine: str = "inprocess") -> Iterator[None]:
-    """Who interrupts a run is told how to go on with it, where the engine can."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if engine == "inprocess":
-            print(f"To go on: fedc2i resume {shlex.quote(str(folder))}", file=sys.stderr, flush=True)
-        raise
-
-
-def show(found: list[results.Result], folder: Path, json: bool) -> None:
-    """The table of results, or all of them as JSON."""
-    if json:
-        print(to_json({"folder": str(folder), "results": {one.key: summary(one) for one in found}}), end="")
-        return
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 160)  # a file or a pipe has no width of its own
-    console.print()
-    console.print(comparison_table(found).to_rich(console.width, console.is_terminal))
-    for one in found:
-        matrix = influence_table(one, console.width)
-        if matrix is not None:
-            console.print(matrix)
-    seconds = sum(one.seconds for one in found)
-    last = f"Run folder: {folder}   (rounds: {seconds:.0f} s, without starting and writing)"
-    console.print(last, highlight=False, markup=False, soft_wrap=True)

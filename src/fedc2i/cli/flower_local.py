@@ -1,0 +1,126 @@
+"""``fedc2i flower-local``: real Flower processes on one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedc2i.cli import site_runs
+from fedc2i.cli.options import Data, DataDir, Json, ModelName, Out, Rounds, Seeds, Set, Topology, values_of
+from fedc2i.cli.output import say
+from fedc2i.cli.site_runs import Deadline, MethodName, MinSites, Wire
+from fedc2i.core.errors import UserError
+from fedc2i.core.files import locked, read_json
+
+if TYPE_CHECKING:
+    from fedc2i.deploy.lead import Job
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def flower_local(
+    method: MethodName = "fedc2i",
+    data: Data = None,
+    data_dir: DataDir = None,
+    sites: Annotated[int | None, typer.Option(help="How many; the data's first clients. By default all.")] = None,
+    model: ModelName = None,
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    topology: Topology = None,
+    deadline: Deadline = 600.0,
+    min_sites: MinSites = 1,
+    wire: Wire = "float32",
+    set_: Set = None,
+    out: Out = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep the sites' folders and logs in this new folder.")] = None,
+    json: Json = False,
+) -> None:
+    """Run a method over real Flower processes on this machine, with TLS and authentication.
+
+    A SuperLink and a SuperNode for each site are started with temporary keys, and all of them are ended when the run
+    is over, fails, or is interrupted. `fedc2i resume` resumes an interrupted run.
+    """
+    site_runs.require_flower()
+    from fedc2i.cli.simulation import short_name
+    from fedc2i.deploy.app_files import reject_local_imports
+    from fedc2i.deploy.lead import Job
+    from fedc2i.deploy.local_federation import set_up
+    from fedc2i.runs.folder import new_folder, slug
+    from fedc2i.runs.plan import prepare
+
+    values = values_of(None, set_, data, data_dir, None, model, rounds, seeds, topology, None, None, None, None)
+    reject_local_imports(method, values.get("model"))
+    (plan,) = prepare([method], values)
+    federation = plan.federation
+    count = len(federation.clients) if sites is None else sites
+    if not 1 <= count <= len(federation.clients):
+        raise UserError(
+            f"--sites must be 1..{len(federation.clients)}, the clients of '{federation.name}', got {count}"
+        )
+    if values.get("partition") is not None:
+        raise UserError("partition: a site is one client of the data as it is")
+    federation = federation.select(federation.names[:count])
+    settings = site_runs.without_data(values) | {"model": plan.config.model, "rounds": plan.config.rounds}
+    prepare([method], settings, federation)  # refuses a topology or share that is wrong for this number of sites
+    policy = site_runs.policy_of(deadline, min_sites, wire)
+    if min_sites > count:
+        raise UserError(f"--min-sites must be 1..{count}, the number of sites, got {min_sites}")
+    if keep is not None and keep.exists():
+        raise UserError(f"{keep}: exists already; choose another --keep or remove it")
+    for line in federation.describe():
+        say(line)
+    folder = new_folder(out, f"{slug(plan.key)}-{short_name(plan.config.data)}-flower")
+    say(f"Writing to {folder}")
+    job = Job(
+        folder.absolute(),
+        site_runs.absolute(method),
+        site_runs.absolute_settings(settings),
+        classes=federation.classes,
+        policy=policy,
+    )
+    with locked(folder):
+        own_data_dir = None if plan.config.data_dir is None else Path(plan.config.data_dir)
+        job = set_up(job, plan.config.data, federation.names, keep, own_data_dir, plan.config.image_size)
+        _run_locally(job, folder)
+    if keep is not None:
+        say(f"The sites' folders and logs are kept in {keep}")
+    site_runs.show_run(folder, json)
+
+
+def _run_locally(job: Job, folder: Path) -> None:
+    from fedc2i.deploy.local_federation import clear, run_locally
+
+    try:
+        run_locally(job, say)
+    except BaseException:
+        if not job.is_finished:
+            say(f"`fedc2i resume {folder}` resumes after the last finished round")
+        raise
+    clear(job)
+
+
+def is_local(folder: Path) -> bool:
+    """Whether a run folder is of `fedc2i flower-local`."""
+    try:
+        return bool(read_json(folder / "job.json").get("local"))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return False
+
+
+def resume_local(folder: Path, json: bool) -> None:
+    """Resumes an interrupted run of `fedc2i flower-local`, and shows it."""
+    site_runs.require_flower()
+    from fedc2i.deploy.local_federation import clear, read_job
+
+    with locked(folder):
+        job = read_job(folder)
+        if job.is_finished:
+            say(f"{folder} is finished")
+            clear(job)
+        else:
+            say(f"Resuming {folder}")
+            _run_locally(job, folder)
+    site_runs.show_run(folder, json)

@@ -1,0 +1,70 @@
+"""``fedc2i run``: one method."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedc2i.cli.options import (
+    Attack,
+    ConfigFile,
+    Data,
+    DataDir,
+    Device,
+    Engine,
+    Json,
+    ModelName,
+    Out,
+    Partition,
+    RayAddress,
+    Rounds,
+    Seeds,
+    Set,
+    Topology,
+    Track,
+    values_of,
+)
+from fedc2i.cli.output import show
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def run(
+    method: Annotated[str | None, typer.Argument(help="A method's name or FILE.py:CLASS.")] = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    partition: Partition = None,
+    model: ModelName = None,
+    rounds: Rounds = None,
+    seeds: Seeds = None,
+    topology: Topology = None,
+    attack: Attack = None,
+    engine: Engine = None,
+    ray_address: RayAddress = None,
+    set_: Set = None,
+    out: Out = None,
+    device: Device = None,
+    config_file: ConfigFile = None,
+    track: Track = None,
+    json: Json = False,
+) -> None:
+    """Run one method and write its run folder.
+
+    METHOD is a name that `fedc2i methods` lists (fedc2i by default), with or without options (fedc2i:gamma=2), or
+    FILE.py:CLASS. Options of the method can also be given as --set NAME=VALUE.
+    """
+    from fedc2i import api
+    from fedc2i.cli.simulation import plans_of, short_name, shown
+    from fedc2i.report.tracking import track as tracking_of
+    from fedc2i.runs.folder import new_folder, slug
+
+    named_options = data, data_dir, partition, model, rounds, seeds, topology, device, engine, ray_address, attack
+    values = values_of(config_file, set_, *named_options)
+    tracking = tracking_of(*(track or []))
+    (plan,) = plans_of([method or values.get("method", "fedc2i")], values, config_file)
+    folder = new_folder(out, f"{slug(plan.key)}-{short_name(plan.config.data)}")
+    with shown([plan], folder, tracking) as observer:
+        result = api.execute(plan, folder, observer)
+    show([result], folder, json)

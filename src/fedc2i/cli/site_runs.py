@@ -1,0 +1,113 @@
+"""What the commands that start a run over real sites share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedc2i.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fedc2i.deploy.lead import Job
+    from fedc2i.flower.answer_collector import Policy
+
+MethodName = Annotated[str, typer.Argument(metavar="METHOD", help="A method's name, with options, or FILE.py:CLASS.")]
+Deadline = Annotated[float, typer.Option(help="Seconds after which a round continues with the sites that answered.")]
+MinSites = Annotated[int, typer.Option(help="Answers without which a round does not end.")]
+Wire = Annotated[str, typer.Option(help="How models travel: float32 or float16.")]
+
+
+def require_flower() -> None:
+    """Raises where the extra is not installed."""
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise UserError("this command needs Flower: pip install 'fedc2i[flower]'") from None
+
+
+def policy_of(deadline: float, min_sites: int, wire: str) -> Policy:
+    """How long to wait for whom, checked."""
+    from fedc2i.flower.answer_collector import Policy
+    from fedc2i.runs.settings import make
+    from fedc2i.runs.specs import parse
+
+    kind, name, _ = parse("fedavg")
+    make(kind, {"method": name, "engine": "flower", "deadline": deadline, "min_sites": min_sites, "wire": wire})
+    return Policy(deadline, min_sites, wire == "float16")
+
+
+def without_data(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings that do not say where data lies."""
+    return {name: value for name, value in values.items() if name not in _names_of_data()}
+
+
+def _names_of_data() -> tuple[str, ...]:
+    from fedc2i.core.settings import names
+    from fedc2i.runs.settings import RunSettings
+
+    return names(RunSettings, scope="data")
+
+
+def settings_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a run over sites that have their own data, checked as far as that is possible without the data.
+
+    Raises:
+        UserError: for a setting that is unknown, wrong, or says where data lies; for a file that needs others.
+    """
+    from fedc2i.deploy.app_files import reject_local_imports
+    from fedc2i.runs.settings import make
+    from fedc2i.runs.specs import parse
+
+    reject_local_imports(method, values.get("model"))
+    for name in _names_of_data():
+        if values.get(name) is not None:
+            raise UserError(f"{name} is set by each site, in its site.toml")
+    kind, name, own = parse(method)
+    config = make(kind, {**values, **own, "method": name})
+    kind(**config.options)
+    return absolute_settings(values)
+
+
+def absolute(name: str) -> str:
+    """A method or model from a file, with the file's full path: the run's program works in another folder."""
+    file, found, rest = name.partition(".py:")
+    return f"{Path(file).absolute()}.py:{rest}" if found else name
+
+
+def absolute_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The same for a model from a file, and for a topology's."""
+    found = {"model": absolute(str(settings["model"]))} if settings.get("model") else {}
+    if Path(topology := str(settings.get("topology", ""))).is_file():
+        found["topology"] = str(Path(topology).absolute())
+    return {**settings, **found}
+
+
+def folder_of(job: Job, out: Path | None, parent: Path) -> Path:
+    """The folder of a job: the one given, one with the same run unfinished, or a new one.
+
+    Raises:
+        UserError: if the one given holds something else.
+    """
+    from fedc2i.runs.folder import new_folder, slug
+
+    if out is not None:
+        begun = replace(job, out=out.absolute()).is_begun
+        return out.absolute() if begun else new_folder(out).absolute()
+    for folder in sorted(parent.glob("*")):
+        if replace(job, out=folder).is_begun:
+            return folder
+    stem, number = slug(Path(job.method).name), 1
+    while (folder := parent / f"{stem}-{number:03d}").exists() and any(folder.iterdir()):
+        number += 1
+    return new_folder(folder)
+
+
+def show_run(folder: Path, json: bool) -> None:
+    """Prints the run that ended."""
+    from fedc2i.cli.output import show
+    from fedc2i.runs.read import read_run
+
+    show([read_run(folder)], folder, json)

@@ -1,0 +1,97 @@
+"""How quickly the program starts: what it imports, and the processor time it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedc2i
+
+PROGRAM = (sys.executable, "-c", "from fedc2i.cli.main import main; main()")
+HEAVY = ("torch", "numpy", "matplotlib", "flwr")
+SECONDS = 0.4  # of processor time for a command that computes nothing
+IMPORT_SECONDS = 0.3  # of processor time for `import fedc2i` beyond torch
+NAMES_SECONDS = 0.7  # for all public names, beyond torch
+TRIES = 3  # the quickest counts: other programs take caches away
+MODULES, EXECUTED = 120, 70  # that `fedc2i run` imports, and in which it runs a function; to become 40
+
+LIST_MODULES = """
+import atexit, json, sys
+atexit.register(lambda: print(json.dumps(list(sys.modules)), file=sys.stderr))
+from fedc2i.cli.main import main
+main()
+"""
+MEASURE_IMPORT = """
+import json, sys, time
+import torch
+began = time.process_time()
+import fedc2i
+imported = time.process_time() - began
+for name in fedc2i.__all__:
+    getattr(fedc2i, name)
+print(json.dumps({"imported": imported, "named": time.process_time() - began, "modules": list(sys.modules)}))
+"""
+
+
+def processor_seconds(*arguments: str) -> float:
+    """Of ``fedc2i ARGUMENTS`` as a program of its own."""
+    with subprocess.Popen([*PROGRAM, *arguments], stdout=subprocess.DEVNULL) as running:
+        _, status, used = os.wait4(running.pid, 0)
+        running.returncode = os.waitstatus_to_exitcode(status)
+    assert running.returncode == 0
+    return used.ru_utime + used.ru_stime
+
+
+LIGHT = [("--version",), ("--help",), ("site", "--help"), ("run", "--help"), ("--show-completion", "bash")]
+
+
+@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
+def test_light_command_starts_without_heavy_packages(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-c", LIST_MODULES, *arguments], capture_output=True, text=True, check=True)
+    assert not {*HEAVY} & {*json.loads(done.stderr.splitlines()[-1])}
+    assert min(processor_seconds(*arguments) for _ in range(TRIES)) < SECONDS
+
+
+def test_public_names_are_quick_to_import_and_load_nothing_optional() -> None:
+    commands = [[sys.executable, "-c", MEASURE_IMPORT]] * TRIES
+    found = [json.loads(subprocess.run(one, capture_output=True, check=True).stdout) for one in commands]
+    assert not {"matplotlib.pyplot", "flwr", "h5py", "pandas", "opacus"} & {*found[0]["modules"]}
+    assert min(one["imported"] for one in found) < IMPORT_SECONDS
+    assert min(one["named"] for one in found) < NAMES_SECONDS
+
+
+def test_public_names_are_those_listed() -> None:
+    assert {*fedc2i.__all__} == {*fedc2i._MODULE_OF, "__version__"}
+    assert {*fedc2i.__all__} <= {*dir(fedc2i)}
+    for name, module in fedc2i._MODULE_OF.items():
+        assert getattr(fedc2i, name) is getattr(sys.modules[module], name)
+    with pytest.raises(AttributeError, match="no attribute 'fedrate'"):
+        fedc2i.fedrate  # noqa: B018
+
+
+def test_completion_names_commands_and_options() -> None:
+    for words, expected in (("fedc2i r", {"run", "resume", "report"}), ("fedc2i run --rou", {"--rounds"})):
+        environment = {
+            **os.environ,
+            "_FEDC2I_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        }
+        done = subprocess.run(PROGRAM, capture_output=True, text=True, env=environment)
+        assert {*done.stdout.split()} >= expected
+
+
+def test_a_run_touches_few_modules(tmp_path: Path) -> None:
+    script = Path(__file__).parents[1] / "count_modules.py"
+    command = [sys.executable, str(script), "run", "fedc2i", "--data", "embedded", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    counts = re.search(r"^(\d+) modules imported, (\d+) with a function that ran$", done.stdout, re.MULTILINE)
+    assert counts
+    assert int(counts[1]) <= MODULES
+    assert int(counts[2]) <= EXECUTED
