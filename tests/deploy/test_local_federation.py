@@ -62,7 +62,7 @@ def resumed(*words: str) -> str:
 def test_what_cannot_be_gone_on_with_says_what_to_do(begun: Job, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert resumed(str(out), "--device", "cpu") == (
-        f"{out}: of `fedc2i flower-local`, which knows neither --device nor --track"
+        f"{out}: of `fedc2i flower-local`, which has neither --device nor --track"
     )
     (out / "federation").rename(tmp_path / "lost")
     assert resumed(str(out)) == (
