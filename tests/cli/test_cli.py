@@ -312,7 +312,7 @@ MISTAKES: dict[str, tuple[Callable[[], None], str, Sequence[str]]] = {
     "rounds": (images, "run local --data folder:images --rounds none-at-all", ["'rounds' must be integer"]),
     "no rounds": (images, "run local --data folder:images --rounds 0", ["rounds must be"]),
     "seeds": (images, "run local --data folder:images --seeds 1,1", ["seeds must be different"]),
-    "device": (images, "run local --data folder:images --device tpu", ["device must be auto, cpu or cuda"]),
+    "device": (images, "run local --data folder:images --device tpu", ["device", "auto", "cpu", "cuda", "tpu"]),
     "config file": (images, "run --config nowhere.toml", ["nowhere.toml: cannot be read"]),
     "run folder exists": (existing_run, "run local --data folder:images --out out", ["out: exists already", "--out"]),
     "file in the way": (file_in_the_way, "run local --data folder:images --out out", ["out: exists already"]),
