@@ -18,7 +18,7 @@ HEAVY = ("torch", "numpy", "matplotlib", "flwr")
 SECONDS = 0.4  # of processor time for a command that computes nothing
 IMPORT_SECONDS = 0.3  # of processor time for `import fedc2i` beyond torch
 NAMES_SECONDS = 0.7  # for all public names, beyond torch
-TRIES = 3  # the quickest counts: other programs take caches away
+TRIES = 8  # one must succeed: other programs take caches away
 MODULES, EXECUTED = 120, 70  # that `fedc2i run` imports, and in which it runs a function; to become 40
 
 LIST_MODULES = """
@@ -55,11 +55,11 @@ LIGHT = [("--version",), ("--help",), ("site", "--help"), ("run", "--help"), ("-
 def test_light_command_starts_without_heavy_packages(arguments: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", LIST_MODULES, *arguments], capture_output=True, text=True, check=True)
     assert not {*HEAVY} & {*json.loads(done.stderr.splitlines()[-1])}
-    assert min(processor_seconds(*arguments) for _ in range(TRIES)) < SECONDS
+    assert any(processor_seconds(*arguments) < SECONDS for _ in range(TRIES))
 
 
 def test_public_names_are_quick_to_import_and_load_nothing_optional() -> None:
-    commands = [[sys.executable, "-c", MEASURE_IMPORT]] * TRIES
+    commands = [[sys.executable, "-c", MEASURE_IMPORT]] * 3
     found = [json.loads(subprocess.run(one, capture_output=True, check=True).stdout) for one in commands]
     assert not {"matplotlib.pyplot", "flwr", "h5py", "pandas", "opacus"} & {*found[0]["modules"]}
     assert min(one["imported"] for one in found) < IMPORT_SECONDS
