@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedc2i.cli import site_runs
-from fedc2i.cli.options import Json, ModelName, Rounds, Seeds, Set, Topology, values_of
+from fedc2i.cli.options import Json, Set, values_of
 from fedc2i.cli.output import say
-from fedc2i.cli.site_runs import Deadline, MethodName, MinSites, Wire
+from fedc2i.cli.setting_flags import setting_flags
+from fedc2i.cli.site_runs import MethodName
 from fedc2i.core.errors import UserError
 
 # What needs the extra `flower` is imported inside the commands, so that all others work without it.
@@ -22,6 +23,7 @@ app = typer.Typer(
     help="Coordinate a federation: its certificates, and who takes part.", no_args_is_help=True, add_completion=False
 )
 
+LEAST_SITES = 2  # that a round needs by default
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.", show_default=False)]
 
 
@@ -117,18 +119,13 @@ def _print_certificates(folder: Path) -> None:
 
 
 @app.command()
+@setting_flags("coordinator")
 def start(
     folder: Folder,
+    settings: dict[str, str],
     method: MethodName = "fedc2i",
-    model: ModelName = None,
-    rounds: Rounds = None,
-    seeds: Seeds = None,
-    topology: Topology = None,
     classes: Annotated[str | None, typer.Option(help="The classes, e.g. cat,dog; by default the sites'.")] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait for the sites at the start.")] = 300.0,
-    deadline: Deadline = 600.0,
-    min_sites: MinSites = 2,
-    wire: Wire = "float32",
     set_: Set = None,
     out: Annotated[
         Path | None, typer.Option(help="The run folder; by default one under DIR/runs, an unfinished one again.")
@@ -146,9 +143,10 @@ def start(
 
     own = read_coordinator(folder)
     keys = admitted(own)
-    if len(keys) < min_sites:
-        raise UserError(f"{len(keys)} of at least {min_sites} sites (--min-sites) are admitted")
-    values = values_of(None, set_, None, None, None, model, rounds, seeds, topology, None, None, None, None)
+    values = values_of(settings, set_)
+    policy = site_runs.policy_of(values, min_sites=LEAST_SITES)
+    if len(keys) < policy.min_sites:
+        raise UserError(f"{len(keys)} of at least {policy.min_sites} sites (--min-sites) are admitted")
     job = Job(
         Path(),
         site_runs.absolute(method),
@@ -157,7 +155,7 @@ def start(
         keys=keys,
         classes=tuple(filter(None, (classes or "").split(","))),
         wait=wait,
-        policy=site_runs.policy_of(deadline, min_sites, wire),
+        policy=policy,
     )
     job = replace(job, out=site_runs.folder_of(job, out, own.folder / "runs"))
     say(f"Writing to {job.out}")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedc2i.cli import site_runs
-from fedc2i.cli.options import Data, DataDir, Json, ModelName, Out, Rounds, Seeds, Set, Topology, values_of
+from fedc2i.cli.options import Json, Out, Set, values_of
 from fedc2i.cli.output import say
-from fedc2i.cli.site_runs import Deadline, MethodName, MinSites, Wire
+from fedc2i.cli.setting_flags import setting_flags
+from fedc2i.cli.site_runs import MethodName
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import locked, read_json
 
@@ -21,18 +22,11 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@setting_flags("flower-local")
 def flower_local(
+    settings: dict[str, str],
     method: MethodName = "fedc2i",
-    data: Data = None,
-    data_dir: DataDir = None,
     sites: Annotated[int | None, typer.Option(help="How many; the data's first clients. By default all.")] = None,
-    model: ModelName = None,
-    rounds: Rounds = None,
-    seeds: Seeds = None,
-    topology: Topology = None,
-    deadline: Deadline = 600.0,
-    min_sites: MinSites = 1,
-    wire: Wire = "float32",
     set_: Set = None,
     out: Out = None,
     keep: Annotated[Path | None, typer.Option(help="Keep the sites' folders and logs in this new folder.")] = None,
@@ -51,7 +45,8 @@ def flower_local(
     from fedc2i.runs.folder import new_folder, slug
     from fedc2i.runs.plan import prepare
 
-    values = values_of(None, set_, data, data_dir, None, model, rounds, seeds, topology, None, None, None, None)
+    values = values_of(settings, set_)
+    policy = site_runs.policy_of(values)
     reject_local_imports(method, values.get("model"))
     (plan,) = prepare([method], values)
     federation = plan.federation
@@ -63,11 +58,10 @@ def flower_local(
     if values.get("partition") is not None:
         raise UserError("partition: a site is one client of the data as it is")
     federation = federation.select(federation.names[:count])
-    settings = site_runs.without_data(values) | {"model": plan.config.model, "rounds": plan.config.rounds}
-    prepare([method], settings, federation)  # refuses a topology or share that is wrong for this number of sites
-    policy = site_runs.policy_of(deadline, min_sites, wire)
-    if min_sites > count:
-        raise UserError(f"--min-sites must be 1..{count}, the number of sites, got {min_sites}")
+    sent = site_runs.without_data(values) | {"model": plan.config.model, "rounds": plan.config.rounds}
+    prepare([method], sent, federation)  # refuses a topology or share that is wrong for this number of sites
+    if policy.min_sites > count:
+        raise UserError(f"--min-sites must be 1..{count}, the number of sites, got {policy.min_sites}")
     if keep is not None and keep.exists():
         raise UserError(f"{keep}: exists already; choose another --keep or remove it")
     for line in federation.describe():
@@ -77,7 +71,7 @@ def flower_local(
     job = Job(
         folder.absolute(),
         site_runs.absolute(method),
-        site_runs.absolute_settings(settings),
+        site_runs.absolute_settings(sent),
         classes=federation.classes,
         policy=policy,
     )

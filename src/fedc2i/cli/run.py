@@ -6,46 +6,20 @@ from typing import Annotated
 
 import typer
 
-from fedc2i.cli.options import (
-    Attack,
-    ConfigFile,
-    Data,
-    DataDir,
-    Device,
-    Engine,
-    Json,
-    ModelName,
-    Out,
-    Partition,
-    RayAddress,
-    Rounds,
-    Seeds,
-    Set,
-    Topology,
-    Track,
-    values_of,
-)
+from fedc2i.cli.options import ConfigFile, Json, Out, Set, Track, values_of
 from fedc2i.cli.output import show
+from fedc2i.cli.setting_flags import setting_flags
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@setting_flags("run")
 def run(
+    settings: dict[str, str],
     method: Annotated[str | None, typer.Argument(help="A method's name or FILE.py:CLASS.")] = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    partition: Partition = None,
-    model: ModelName = None,
-    rounds: Rounds = None,
-    seeds: Seeds = None,
-    topology: Topology = None,
-    attack: Attack = None,
-    engine: Engine = None,
-    ray_address: RayAddress = None,
     set_: Set = None,
     out: Out = None,
-    device: Device = None,
     config_file: ConfigFile = None,
     track: Track = None,
     json: Json = False,
@@ -60,8 +34,7 @@ def run(
     from fedc2i.report.tracking import track as tracking_of
     from fedc2i.runs.folder import new_folder, slug
 
-    named_options = data, data_dir, partition, model, rounds, seeds, topology, device, engine, ray_address, attack
-    values = values_of(config_file, set_, *named_options)
+    values = values_of(settings, set_, config_file)
     tracking = tracking_of(*(track or []))
     (plan,) = plans_of([method or values.get("method", "fedc2i")], values, config_file)
     folder = new_folder(out, f"{slug(plan.key)}-{short_name(plan.config.data)}")

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedc2i.core.errors import UserError
+from fedc2i.core.settings import names
+from fedc2i.runs.settings import RunSettings
 
 if TYPE_CHECKING:
     from fedc2i.deploy.lead import Job
     from fedc2i.flower.answer_collector import Policy
 
 MethodName = Annotated[str, typer.Argument(metavar="METHOD", help="A method's name, with options, or FILE.py:CLASS.")]
-Deadline = Annotated[float, typer.Option(help="Seconds after which a round continues with the sites that answered.")]
-MinSites = Annotated[int, typer.Option(help="Answers without which a round does not end.")]
-Wire = Annotated[str, typer.Option(help="How models travel: float32 or float16.")]
 
 
 def require_flower() -> None:
@@ -28,27 +27,21 @@ def require_flower() -> None:
         raise UserError("this command needs Flower: pip install 'fedc2i[flower]'") from None
 
 
-def policy_of(deadline: float, min_sites: int, wire: str) -> Policy:
-    """How long to wait for whom, checked."""
+def policy_of(values: dict[str, Any], **defaults: Any) -> Policy:
+    """How long to wait for whom, and how models travel; takes these settings out of ``values``."""
     from fedc2i.flower.answer_collector import Policy
     from fedc2i.runs.settings import make
     from fedc2i.runs.specs import parse
 
     kind, name, _ = parse("fedavg")
-    make(kind, {"method": name, "engine": "flower", "deadline": deadline, "min_sites": min_sites, "wire": wire})
-    return Policy(deadline, min_sites, wire == "float16")
+    chosen = {name: values.pop(name) for name in names(RunSettings, engine="flower", scope="run") if name in values}
+    config = make(kind, {"method": name, "engine": "flower", **defaults, **chosen})
+    return Policy(config.deadline, config.min_sites, config.wire == "float16")
 
 
 def without_data(values: dict[str, Any]) -> dict[str, Any]:
     """The settings that do not say where data lies."""
-    return {name: value for name, value in values.items() if name not in _names_of_data()}
-
-
-def _names_of_data() -> tuple[str, ...]:
-    from fedc2i.core.settings import names
-    from fedc2i.runs.settings import RunSettings
-
-    return names(RunSettings, scope="data")
+    return {name: value for name, value in values.items() if name not in names(RunSettings, scope="data")}
 
 
 def settings_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +55,7 @@ def settings_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
     from fedc2i.runs.specs import parse
 
     reject_local_imports(method, values.get("model"))
-    for name in _names_of_data():
+    for name in names(RunSettings, scope="data"):
         if values.get(name) is not None:
             raise UserError(f"{name} is set by each site, in its site.toml")
     kind, name, own = parse(method)

@@ -61,6 +61,7 @@ class RunSettings(EngineSettings):
         "lenet5, lenet5-bn, lenet-wide, lenet-wide-bn or FILE.py:FUNCTION; by default the data set's preset",
         preset=True,
         flags=("run", "flower-local", "coordinator"),
+        flag_help="The model: lenet5, lenet5-bn, lenet-wide, lenet-wide-bn or FILE.py:FUNCTION.",
     )
     engine: Literal["inprocess", "flower-sim", "flower"] = setting(
         "inprocess",
@@ -75,6 +76,7 @@ class RunSettings(EngineSettings):
         scope="machine",
         engine="flower",
         flags=("run",),
+        flag_help="For flower-sim: a running Ray cluster, e.g. auto or HOST:6379.",
     )
     wire: Literal["float32", "float16"] = setting(
         "float32",
