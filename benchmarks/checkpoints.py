@@ -21,8 +21,9 @@ from typing import Any, ClassVar
 import fedc2i
 from fedc2i.engine.records import Round
 from fedc2i.engine.state import State
-from fedc2i.runs import plan as plans
-from fedc2i.runs.checkpoint import Keeper
+from fedc2i.runs import driver
+from fedc2i.runs.checkpoint import Checkpoints
+from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result
 
@@ -54,8 +55,8 @@ class Stopwatch:
             self.bytes = sum(path.stat().st_size for path in files) // max(1, len(rounds))
 
 
-class Timed(Keeper):
-    """A keeper that adds up the time it takes, by round."""
+class Timed(Checkpoints):
+    """Checkpoints that add up the time they take, by round."""
 
     clock: ClassVar[dict[int, float]] = {}
     cpu: ClassVar[dict[int, float]] = {}
@@ -65,10 +66,10 @@ class Timed(Keeper):
         with self._timing(report.round):
             super().record(report)
 
-    def keep(self, number: int, is_last: bool, state: Callable[[], State]) -> None:
-        """Keeps the state behind a round."""
+    def save(self, number: int, is_last: bool, state: Callable[[], State]) -> None:
+        """Writes the state after a round."""
         with self._timing(number):
-            super().keep(number, is_last, state)
+            super().save(number, is_last, state)
 
     @contextmanager
     def _timing(self, number: int) -> Iterator[None]:
@@ -83,7 +84,7 @@ def measure(method: str, seeds: str, rounds: int, turns: int, folder: Path) -> d
     taken: dict[int, dict[str, list[float]]] = {every: {"clock": [], "cpu": []} for every in (0, 1)}
     keeping: dict[str, list[float]] = {"clock": [], "cpu": []}
     size = 0
-    plans.Keeper = Timed  # type: ignore[misc]
+    driver.Checkpoints = Timed  # type: ignore[misc]
     for turn in range(turns):
         for every in (0, 1) if turn % 2 else (1, 0):
             out = folder / f"{method}-{turn}-{every}"
@@ -92,7 +93,7 @@ def measure(method: str, seeds: str, rounds: int, turns: int, folder: Path) -> d
             (plan,) = prepare([method], {**settings, "device": "cpu"}, "embedded")
             Timed.clock.clear()
             Timed.cpu.clear()
-            plan.execute(out, watch)
+            execute(plan, out, watch)
             if every:
                 keeping["clock"] += [own for number, own in Timed.clock.items() if number > WARM_UP]
                 keeping["cpu"] += [own for number, own in Timed.cpu.items() if number > WARM_UP]

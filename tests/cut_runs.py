@@ -19,6 +19,7 @@ from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.state import ResumePoint, last_rounds
+from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.training.settings import TrainingSettings
@@ -118,7 +119,7 @@ def cut_run(monkeypatch: pytest.MonkeyPatch, folder: Path, planned: Plan, after:
     """Runs a plan until it has written the checkpoint of round ``after``; it is gone in the round behind that."""
     seeds = len(planned.config.seeds)
     with cut_off(monkeypatch, RunFolder, "record", seeds * after + 1):
-        planned.execute(folder)
+        execute(planned, folder)
 
 
 def result_files(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedc2i.core.version import __version__
 
 if TYPE_CHECKING:  # what type checkers and editors see; names are imported on first use, see `__getattr__`
-    from fedc2i.api import compare, run
+    from fedc2i.api import compare, resume, run
     from fedc2i.core.errors import UserError
     from fedc2i.core.options import option
     from fedc2i.data.arrays import from_arrays
@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # what type checkers and editors see; names are imported on f
     from fedc2i.runs.folder import read_model
     from fedc2i.runs.read import read_run
     from fedc2i.runs.results import Comparison, Result, Score
-    from fedc2i.runs.resume import resume
     from fedc2i.training.local import Batch
 
 __all__ = [
@@ -68,7 +67,7 @@ __all__ = [
 ]
 
 _NAMES_IN = {
-    "api": ("compare", "run"),
+    "api": ("compare", "resume", "run"),
     "core.errors": ("UserError",),
     "core.options": ("option",),
     "data.arrays": ("from_arrays",),
@@ -84,7 +83,6 @@ _NAMES_IN = {
     "runs.folder": ("read_model",),
     "runs.read": ("read_run",),
     "runs.results": ("Comparison", "Result", "Score"),
-    "runs.resume": ("resume",),
     "training.local": ("Batch",),
 }
 _MODULE_OF = {name: f"fedc2i.{module}" for module, names in _NAMES_IN.items() for name in names}

@@ -1,4 +1,4 @@
-"""Running methods from Python: `run` for one, `compare` for several on equal terms."""
+"""Running methods from Python: `run` for one, `compare` for several on equal terms, `resume` after an interruption."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from fedc2i.core.files import locked
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
-from fedc2i.report import figures
+from fedc2i.report import comparison, figures
+from fedc2i.runs import driver
+from fedc2i.runs import resume as resuming
 from fedc2i.runs.folder import new_folder, slug
 from fedc2i.runs.plan import Observer, Plan, prepare
 from fedc2i.runs.results import Comparison, Result
-from fedc2i.runs.resume import finish_comparison, write_plan
+from fedc2i.runs.resume import Given, write_plan
 
 
 def run(
@@ -32,8 +34,8 @@ def run(
         method: a name such as ``"fedc2i"``, ``"FILE.py:CLASS"``, or a `Method`.
         data: a data set such as ``"embedded"`` or ``"folder:DIR"``, or a `Federation`.
         model: a name such as ``"lenet5"`` or a `Model` from `split`; the data's preset by default.
-        out: a new folder to write the run into; nothing is written without it. A run that is cut off is gone on with
-            by `resume`.
+        out: a new folder to write the run into; nothing is written without it. `resume` continues a run
+            that was interrupted.
         observer: watches the run.
         **settings: run settings (``rounds=20, seeds=(0, 1, 2), lr=1e-3``) and method options (``gamma=5.0``).
 
@@ -64,12 +66,42 @@ def compare(
     return Comparison(execute_all(plans, folder, observer))
 
 
+def resume(
+    folder: Path | str,
+    data: Federation | None = None,
+    model: Model | None = None,
+    method: Method | Sequence[Method] | None = None,
+    *,
+    device: str | None = None,
+    observer: Observer | None = None,
+) -> Result | Comparison:
+    """Resumes an interrupted run, to the result it would have had: bit for bit on the same device.
+
+    Args:
+        folder: of a run, or of a comparison, which gives a list of results, read from its folders. A finished run is
+            read, too.
+        data: the `Federation`, if the run was started with one.
+        model: the `Model`, if the run was started with one.
+        method: the `Method`, if the run was started with one of your own; for a comparison, all that it had of them.
+        device: another device to resume on; numbers are then not the same to the bit.
+        observer: watches what is left to do.
+
+    Raises:
+        UserError: if this is not such a folder, if another process is at work on it, or if data, settings or versions
+            are not those it was started with.
+    """
+    own = [] if method is None else [method] if isinstance(method, Method) else list(method)
+    given = Given(data, model, device=device)
+    found = resuming.resume(Path(folder), given, own, observer, figures.draw_run, finish_comparison)
+    return found if isinstance(found, Result) else Comparison(found)
+
+
 def execute(plan: Plan, folder: Path | None, observer: Observer | None = None) -> Result:
     """Runs a plan and draws its figures into the folder."""
     if folder is None:
-        return plan.execute(None, observer)
+        return driver.execute(plan, None, observer)
     with locked(folder):
-        return plan.execute(folder, observer, figures.draw_run)
+        return driver.execute(plan, folder, observer, figures.draw_run)
 
 
 def execute_all(plans: Sequence[Plan], folder: Path | None, observer: Observer | None = None) -> list[Result]:
@@ -81,3 +113,9 @@ def execute_all(plans: Sequence[Plan], folder: Path | None, observer: Observer |
         results = [execute(plan, new_folder(folder / slug(plan.key)), observer) for plan in plans]
         finish_comparison(results, folder)
     return results
+
+
+def finish_comparison(results: Sequence[Result], folder: Path) -> None:
+    """Writes the table and the figure over all methods."""
+    comparison.write_comparison(results, folder)
+    figures.draw_comparison(results, folder)

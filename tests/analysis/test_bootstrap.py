@@ -24,6 +24,7 @@ from fedc2i.methods.fedc2i_ablation import FedC2IClient
 from fedc2i.methods.fedc2i_many import FedC2IMany
 from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model
+from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.training.local import Batch
 from helpers import call, write_arrays
@@ -199,7 +200,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, make_federation: Callab
     data = write_arrays(folder / "data", make_federation((60, 50, 40)))
     settings = {"rounds": 3, "seeds": (0, 4), "epochs": 1, "model": "lenet5", "device": "cpu"}
     (plan,) = prepare(["fedc2i:influence_samples=16"], settings, data)
-    plan.execute(folder / "run")
+    execute(plan, folder / "run")
     return folder / "run"
 
 
@@ -233,7 +234,7 @@ def test_what_is_fixed_is_not_counted(tmp_path: Path, make_federation: Callable[
     data = write_arrays(tmp_path / "data", make_federation((20, 20, 20)))
     settings = {"rounds": 1, "epochs": 1, "model": "lenet5", "device": "cpu"}
     (plan,) = prepare(["fedc2i-many"], settings, data)
-    plan.execute(tmp_path / "run")
+    execute(plan, tmp_path / "run")
     found = intervals(tmp_path / "run", draws=20)
     assert torch.equal(found.fixed(), torch.eye(3, dtype=torch.bool))
     answer = call("influence", "show", str(tmp_path / "run"), "--draws", "20")
@@ -270,7 +271,7 @@ def test_refuses_other_data_and_methods_without_influence(
 ) -> None:
     federation = make_federation((10, 10, 10))
     for plan in prepare(["fedavg", "fedc2i"], {"rounds": 1, "epochs": 1, "device": "cpu"}, federation, model):
-        plan.execute(tmp_path / plan.key)
+        execute(plan, tmp_path / plan.key)
     with pytest.raises(UserError, match="measures no influence"):
         intervals(tmp_path / "fedavg", data=federation, model=model)
     with pytest.raises(UserError, match="the data is not what it was run on"):

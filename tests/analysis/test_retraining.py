@@ -20,6 +20,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.models.model import Model
 from fedc2i.report.influence_report import print_check, verdict
+from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from helpers import call, write_arrays
 
@@ -175,7 +176,7 @@ def test_a_method_without_influence_is_refused_before_anything_is_trained(
 ) -> None:
     data = write_arrays(tmp_path / "data", make_federation((8, 8, 8, 8)))
     for plan in prepare(["local", "fedavg"], {**SETTINGS, "rounds": 1, "model": "lenet5"}, data):
-        plan.execute(tmp_path / plan.key)
+        execute(plan, tmp_path / plan.key)
         answer = call("influence", "check", str(tmp_path / plan.key))
         assert answer.code == 2
         assert "measures no influence vector" in answer.err
@@ -203,7 +204,7 @@ def test_the_table_has_no_p_of_nothing(capsys: pytest.CaptureFixture[str]) -> No
 def test_command(tmp_path: Path, make_federation: Callable[..., Federation]) -> None:
     data = write_arrays(tmp_path / "data", make_federation((12, 10, 8, 8)))
     (plan,) = prepare(["fedc2i"], {**SETTINGS, "model": "lenet5"}, data)
-    plan.execute(tmp_path / "run")
+    execute(plan, tmp_path / "run")
     answer = call("influence", "check", str(tmp_path / "run"), "--rounds", "1")
     assert answer.code == 0, answer.err
     assert "training without c (3 of 4)" in answer.err

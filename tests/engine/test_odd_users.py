@@ -20,6 +20,7 @@ from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedrep import FedRep
 from fedc2i.models.model import Model, split
+from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
@@ -122,6 +123,6 @@ def test_an_inherited_name_is_no_name(federation: Federation) -> None:
 def test_results_print_briefly(federation: Federation) -> None:
     (plan,) = prepare(["fedavg"], {"rounds": 1, "epochs": 1}, federation, "lenet5")
     assert len(repr(federation)) < 1000
-    result = plan.execute()
+    result = execute(plan)
     assert repr(result).startswith("<Result of FedAvg on toy, seeds [0]: accuracy received ")
     assert len(repr(result.outcomes)) < 200

@@ -25,6 +25,7 @@ from fedc2i.engine.client import RunContext
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.state import check_state
 from fedc2i.engine.state_check import layout
+from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import RunFolder
 from helpers import call, write_arrays
 
@@ -140,10 +141,10 @@ def test_the_models_of_a_seed_that_has_ended_must_fit(
 ) -> None:
     """Cut off behind the last round, before the run's results are written."""
     planned = plan(federation, model)
-    planned.execute(tmp_path / "whole")
+    execute(planned, tmp_path / "whole")
     cut = tmp_path / "cut"
     with cut_off(monkeypatch, RunFolder, "finish"):
-        planned.execute(cut)
+        execute(planned, cut)
     saved = kept_by(cut)
     assert saved.values == {"0": {"ended": 3}, "2": {"ended": 3}}
     for path in (cut / "checkpoints").glob("round000002.*"):
@@ -174,7 +175,7 @@ def test_behind_a_state_that_does_not_fit_the_one_before_it_serves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
 ) -> None:
     planned = plan(federation, model, rounds=4)
-    planned.execute(tmp_path / "whole")
+    execute(planned, tmp_path / "whole")
     cut_run(monkeypatch, tmp_path / "cut", planned, after=3)
     saved = kept_by(tmp_path / "cut")
     name = next(name for name in saved.tensors if name.startswith("seed2/received/"))

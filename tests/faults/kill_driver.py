@@ -30,6 +30,7 @@ from fedc2i.engine.client import LocalClient
 from fedc2i.engine.server import Mailbox, Server
 from fedc2i.report import figures
 from fedc2i.runs import checkpoint, journal
+from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import prepare
 
@@ -93,7 +94,7 @@ MOMENTS = [
     Moment("between models and summary", Path, "replace", "after", named("influence.npz")),
     Moment("behind the summary", RunFolder, "finish", "after"),
     Moment("while tidying up", shutil, "rmtree", "after"),
-    Moment("behind the run", checkpoint.Keeper, "tidy", "after"),
+    Moment("behind the run", checkpoint.Checkpoints, "remove", "after"),
 ]
 
 
@@ -130,15 +131,15 @@ def die() -> None:
 
 
 def begin(folder: Path) -> None:
-    prepare(["fedc2i"], SETTINGS, FEDERATION, MODEL)[0].execute(folder, draw=figures.draw_run)
+    execute(prepare(["fedc2i"], SETTINGS, FEDERATION, MODEL)[0], folder, draw=figures.draw_run)
 
 
 def go_on(folder: Path) -> None:
-    """As a user would: one that had not begun is begun."""
+    """As a user would: one that had not started is begun."""
     try:
         fedc2i.resume(folder, FEDERATION, MODEL)
     except UserError as error:
-        if "had not begun" not in str(error) and "no such folder" not in str(error):
+        if "had not started" not in str(error) and "no such folder" not in str(error):
             raise
         shutil.rmtree(folder, ignore_errors=True)
         begin(folder)

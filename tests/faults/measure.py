@@ -16,6 +16,7 @@ from torch import nn
 import fedc2i
 from fedc2i.engine.records import Round
 from fedc2i.runs.cache import Store
+from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result
 
@@ -80,7 +81,7 @@ def long(method: str, rounds: str, every: str) -> dict[str, Any]:
         "batch_size": 40,
     }
     (plan,) = prepare([method], settings, data, small(side=data.image_shape[1]))
-    result = plan.execute(observer=watch)
+    result = execute(plan, observer=watch)
     assert len(result.rounds) == int(rounds)
     return watch.found()
 
@@ -97,7 +98,7 @@ def wide(method: str, clients: str, rounds: str) -> dict[str, Any]:
     start, watch = kilobytes("VmHWM"), Watch(1)
     settings = {"rounds": int(rounds), "epochs": 1, "seeds": "0", "device": "cpu", "clients_per_round": "10%"}
     (plan,) = prepare([method], settings, data, small(side=16))
-    plan.execute(observer=watch)
+    execute(plan, observer=watch)
     return {**watch.found(), "participants": watch.participants, "start": start, "peak": kilobytes("VmHWM")}
 
 

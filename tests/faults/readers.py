@@ -28,6 +28,7 @@ from fedc2i.engine.topology import parse as parse_topology
 from fedc2i.flower import messages, wire
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.runs import journal
+from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import read_model
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.read import read_run
@@ -124,7 +125,7 @@ def plan() -> Any:
 
 
 def _run(path: Path) -> None:
-    plan().execute(path)
+    execute(plan(), path)
 
 
 def _read_run(path: Path) -> object:

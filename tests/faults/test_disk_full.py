@@ -17,6 +17,7 @@ import fedc2i
 from fedc2i import Federation, Model, UserError
 from fedc2i.engine import checkpoint_file
 from fedc2i.report import figures
+from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import Plan, prepare
 from helpers import call, files_below, write_arrays
 
@@ -86,10 +87,10 @@ def test_a_full_disk_ends_the_run_and_space_lets_it_go_on(
 ) -> None:
     """Whatever is the first thing that does not fit: tensors, a report, metrics, or models at the end."""
     federation = make_federation((12, 9))
-    plan(federation, model).execute(tmp_path / "whole")
+    execute(plan(federation, model), tmp_path / "whole")
     folder, watcher = small_disk / "run", FillsUp(small_disk, 2, left)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)$"):
-        plan(federation, model).execute(folder, watcher)
+        execute(plan(federation, model), folder, watcher)
     saved = checkpoint_file.load(folder / "checkpoints")
     assert saved is not None
     assert saved.round >= 1
@@ -144,9 +145,9 @@ class Locks:
 def assert_goes_on_once_unlocked(
     planned: Plan, folder: Path, whole: Path, lock: Callable[[], None], unlock: Callable[[], None], why: str
 ) -> None:
-    planned.execute(whole)
+    execute(planned, whole)
     with pytest.raises(UserError, match=rf"cannot be written \({why}\)$"):
-        planned.execute(folder, Locks(lock))
+        execute(planned, folder, Locks(lock))
     saved, before = checkpoint_file.load(folder / "checkpoints"), files_below(folder)
     assert saved is not None
     assert saved.round == 1

@@ -30,6 +30,7 @@ from fedc2i.methods.fedrep import FedRep
 from fedc2i.models.model import Model, scale
 from fedc2i.models.named import build
 from fedc2i.report.table import _latex
+from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.training.local import Batch, draw_epochs, train
 from fedc2i.training.settings import TrainingSettings
@@ -368,7 +369,7 @@ def test_a_method_of_the_user_s_own(federation: Federation, tmp_path: Path, monk
     wanted, settings = "mine.py:Mine:anchor=0.1,average=true", {"rounds": 1, "epochs": 2, "executor": "workers"}
     (plan,) = prepare([wanted], {**settings, "workers": 2}, federation, "lenet5")
     (usual,) = prepare(["fedavg-plus"], {**settings, "executor": "looped"}, federation, "lenet5")
-    assert_same_model(plan.execute().outcomes[0].trained, usual.execute().outcomes[0].trained, rtol=0, atol=0)
+    assert_same_model(execute(plan).outcomes[0].trained, usual.execute().outcomes[0].trained, rtol=0, atol=0)
     with pytest.raises(UserError, match="anchor must be a finite number of at least 0, got '-1"):
         prepare(["mine.py:Mine:anchor=-1"], {}, federation)
     with pytest.raises(UserError, match=r"average must be true \| false, got 'maybe'"):

@@ -13,6 +13,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models.model import Model
 from fedc2i.report.progress import ProgressView
+from fedc2i.runs.driver import compute
 from fedc2i.runs.plan import prepare
 from helpers import blank_federation, made_up
 
@@ -46,7 +47,7 @@ def test_an_upload_that_is_left_out_has_a_reason(federation: Federation, model: 
     file = io.StringIO()
     (planned,) = prepare(["fedavg"], {"rounds": 2, "epochs": 1, "attack": attack, "device": "cpu"}, federation, model)
     with ProgressView(Console(file=file, width=160), 1) as view:
-        result = planned.compute(view)
+        result = compute(planned, view)
     lines = [line for line in file.getvalue().splitlines() if "the upload of" in line]
     assert len(lines) == 1  # once, not in every round
     assert re.fullmatch(said, lines[0])
@@ -56,7 +57,7 @@ def test_an_upload_that_is_left_out_has_a_reason(federation: Federation, model: 
 def test_an_engine_that_says_itself_what_it_left_out_is_not_repeated(federation: Federation, model: Model) -> None:
     file = io.StringIO()
     (planned,) = prepare(["fedavg"], {"rounds": 1, "epochs": 1, "attack": "nan@b", "device": "cpu"}, federation, model)
-    result = planned.compute()
+    result = compute(planned)
     with ProgressView(Console(file=file, width=160), 1) as view:
         view.begin(replace(result, config=replace(result.config, engine="flower-sim")))
         view.round(result.rounds[0])

@@ -18,6 +18,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.models.model import Model
 from fedc2i.report.tracking import Observers, Tracking, heat_map, track
+from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result
 from helpers import call, write_arrays
@@ -196,7 +197,7 @@ def test_a_run_that_is_gone_on_with_is_told_from_its_first_round(
     settings = {**SETTINGS, "rounds": 3}
     (plan,) = prepare(["fedc2i"], settings, federation, model)
     with pytest.raises(KeyboardInterrupt):
-        plan.execute(tmp_path / "run", Ends())  # type: ignore[arg-type]
+        execute(plan, tmp_path / "run", Ends())  # type: ignore[arg-type]
     tracking, made = recorded(Strict)
     with tracking:
         result = fedc2i.resume(tmp_path / "run", federation, model, observer=tracking)

@@ -26,8 +26,9 @@ from fedc2i.models.model import Model
 from fedc2i.report.live_run import LiveRunReader
 from fedc2i.report.live_view import BARS, sparkline, view, watch
 from fedc2i.runs import journal
-from fedc2i.runs.checkpoint import Keeper
-from fedc2i.runs.fingerprint import Begun
+from fedc2i.runs.checkpoint import Checkpoints
+from fedc2i.runs.driver import compute
+from fedc2i.runs.fingerprint import Fingerprint
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result
@@ -38,7 +39,7 @@ from helpers import call, write_arrays
 def finished(make_federation: Callable[..., Federation], make_model: Callable[..., Model]) -> Result:
     settings = {"rounds": 4, "seeds": (0, 1), "epochs": 1, "device": "cpu"}
     (plan,) = prepare(["fedc2i"], settings, make_federation((12, 10, 8)), make_model())
-    return plan.compute()
+    return compute(plan)
 
 
 def begun(folder: Path, result: Result, rounds: int) -> RunFolder:
@@ -406,7 +407,7 @@ def test_only_a_run_in_one_process_is_judged(tmp_path: Path, finished: Result) -
     """One over real sites has no lock; one that is begun here has, and one that goes on has it again."""
     begun(tmp_path, finished, 2)
     assert not LiveRunReader(tmp_path).read().interrupted  # nothing says that it was begun in one process
-    Keeper(tmp_path, 1).begin(Begun.of(finished.config, finished.federation, (), ()))
+    Checkpoints(tmp_path, 1).begin(Fingerprint.of(finished.config, finished.federation, (), ()))
     follower = LiveRunReader(tmp_path)
     assert follower.read().interrupted
     assert "round 2 of 4, interrupted" in shown(follower.read())
@@ -421,7 +422,7 @@ def test_somebody_who_starts_in_the_grace_is_waited_for(
 ) -> None:
     monkeypatch.setattr(fedc2i.report.live_view, "GRACE", 2.0)
     files = begun(tmp_path, finished, 2)
-    Keeper(tmp_path, 1).begin(Begun.of(finished.config, finished.federation, (), ()))
+    Checkpoints(tmp_path, 1).begin(Fingerprint.of(finished.config, finished.federation, (), ()))
     for path in tmp_path.rglob("*"):
         os.utime(path, (1000.0, 1000.0))
 

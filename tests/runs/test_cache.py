@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ from fedc2i.engine.records import POINTS, Round
 from fedc2i.models.model import Model
 from fedc2i.runs import cache as store_module
 from fedc2i.runs.cache import Store, code_digest
+from fedc2i.runs.driver import execute
+from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.results import Result
 from helpers import files_below
@@ -81,7 +84,7 @@ def store(tmp_path: Path) -> Store:
 )
 def test_result_is_read_back_as_it_was(plan: MakePlan, store: Store, method: str, settings: dict[str, Any]) -> None:
     planned = plan(method, **settings)
-    live, stored = planned.execute(), store.compute(planned)
+    live, stored = execute(planned), store.compute(planned)
     assert (stored.label, stored.key, stored.config, stored.method) == (live.label, live.key, live.config, live.method)
     assert [(r.seed, r.round) for r in stored.rounds] == [(r.seed, r.round) for r in live.rounds]
     metrics = {name for own in live.rounds[-1].metrics["trained"] for name in own}
@@ -105,10 +108,10 @@ def test_result_is_read_back_as_it_was(plan: MakePlan, store: Store, method: str
 
 
 def test_cases_above_are_what_they_are_called(plan: MakePlan) -> None:
-    early = plan(rounds=30, patience=1, lr=1e-9).execute()
+    early = execute(plan(rounds=30, patience=1, lr=1e-9))
     assert max(report.round for report in early.rounds) < 30
-    assert not np.isfinite(plan("fedavg", lr=1e38).execute().accuracy("trained", "loss")).all()
-    assert np.isnan(plan(rounds=5, evaluate_every=2, clients_per_round=2).execute().influence()).any()
+    assert not np.isfinite(execute(plan("fedavg", lr=1e38)).accuracy("trained", "loss")).all()
+    assert np.isnan(execute(plan(rounds=5, evaluate_every=2, clients_per_round=2)).influence()).any()
 
 
 def test_seconds_are_means_over_each_seed(plan: MakePlan, store: Store) -> None:
@@ -142,7 +145,7 @@ def test_only_missing_seeds_are_run_and_the_order_is_the_users(plan: MakePlan, s
     mixed = store.compute(plan(seeds="2,1,0"), watch)
     assert watch.seeds == [1, 2, 0]
     assert [report.seed for report in mixed.rounds] == [2, 2, 1, 1, 0, 0]
-    direct = plan(seeds="2,1,0").execute()
+    direct = execute(plan(seeds="2,1,0"))
     np.testing.assert_allclose(mixed.accuracy("received"), direct.accuracy("received"), atol=1e-6)
 
 
@@ -325,7 +328,48 @@ def test_interruption_costs_only_the_seed_it_fell_into(plan: MakePlan, store: St
     watch = Watch()
     result = store.compute(planned, watch)
     assert watch.seeds == [1]
-    np.testing.assert_allclose(result.accuracy("trained"), planned.execute().accuracy("trained"), atol=1e-6)
+    np.testing.assert_allclose(result.accuracy("trained"), execute(planned).accuracy("trained"), atol=1e-6)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="SIGKILL and fork are of POSIX")
+@pytest.mark.parametrize("killed_in", ["a round", "the move of finished seeds"])
+def test_killed_computation_resumes_after_its_last_checkpoint(
+    plan: MakePlan, store: Store, tmp_path: Path, killed_in: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan(rounds=4, executor="looped")
+    finish = RunFolder.finish
+
+    def kill() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    class Killed(Watch):
+        def round(self, report: Round) -> None:
+            if killed_in == "a round" and report.round == 3:
+                kill()
+
+    def finish_one(files: RunFolder, result: Result) -> None:
+        finish(files, result)
+        kill()
+
+    child = os.fork()
+    if child == 0:
+        if killed_in != "a round":
+            monkeypatch.setattr(RunFolder, "finish", finish_one)
+        store.compute(planned, Killed())
+        os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert store.missing(planned) == ([0, 1] if killed_in == "a round" else [0])
+    watch, whole = Watch(), Store(tmp_path / "whole")
+    store.compute(planned, watch)
+    assert min(report.round for report in watch.rounds) == (2 if killed_in == "a round" else 4)
+    whole.compute(planned)
+    for seed in planned.config.seeds:
+        names = sorted(str(path.relative_to(store.root)) for path in store.folder(planned, seed).rglob("*"))
+        assert not [name for name in names if "checkpoints" in name or "rounds/" in name]
+        for name in ("config.toml", "metrics.jsonl", *(f"models/seed{seed}-{point}.safetensors" for point in POINTS)):
+            assert (store.folder(planned, seed) / name).read_bytes() == (
+                whole.folder(planned, seed) / name
+            ).read_bytes()
 
 
 class Trap:

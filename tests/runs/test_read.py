@@ -22,6 +22,7 @@ from fedc2i.report import figures
 from fedc2i.report.comparison import comparison_table, write_comparison
 from fedc2i.runs import read, results
 from fedc2i.runs.cache import Store
+from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.read import read_rounds, read_run
 from fedc2i.runs.reopen import reopen
@@ -122,7 +123,9 @@ def test_seeds_that_stopped_early_keep_their_own_length(
 ) -> None:
     federation = make_federation((12, 9, 7), validation=4)
     settings: dict[str, Any] = {"rounds": 12, "epochs": 1, "lr": 0.02, "seeds": (0, 1, 2), "patience": 1}
-    was = prepare(["fedc2i"], {**settings, "executor": "looped"}, federation, make_model())[0].execute(tmp_path / "run")
+    was = execute(
+        prepare(["fedc2i"], {**settings, "executor": "looped"}, federation, make_model())[0], tmp_path / "run"
+    )
     again = read_run(tmp_path / "run")
     lengths = {seed: was.last(seed).round for seed in was.config.seeds}
     assert len(set(lengths.values())) > 1, "seeds are to be chosen so that they stop at different rounds"
@@ -154,7 +157,7 @@ def test_a_method_without_diagnostics_is_read_back(
     tmp_path: Path, federation: Federation, make_model: Callable[..., Model]
 ) -> None:
     settings = {"rounds": 1, "epochs": 1, "executor": "looped"}
-    was = prepare(["fedavg"], settings, federation, make_model())[0].execute(tmp_path / "run")
+    was = execute(prepare(["fedavg"], settings, federation, make_model())[0], tmp_path / "run")
     again = read_run(tmp_path / "run")
     assert not (tmp_path / "run" / "influence.npz").exists()
     assert again.influence().size == 0
@@ -276,7 +279,7 @@ def test_uploads_that_were_left_out_are_known_again(
     """With their reasons, and that nobody learned from anyone; of each seed alone and out of a store, too."""
     settings: dict[str, Any] = {"rounds": 2, "epochs": 1, "seeds": SEEDS, "attack": attack, "executor": "looped"}
     (planned,) = prepare(["fedavg"], settings, federation, model)
-    result = planned.execute(tmp_path / "run")
+    result = execute(planned, tmp_path / "run")
     assert result.unheard == silent
     stored = Store(tmp_path / "store", models=False).compute(planned)
     for got in (read_run(tmp_path / "run"), stored):
@@ -333,7 +336,7 @@ def test_a_run_of_a_method_made_in_another_process_is_read(
             strength: float = 1.0
 
         (planned,) = prepare([Mine(strength=2.0)], {"rounds": 1, "epochs": 1}, federation, model)
-        planned.execute(tmp_path / "run")
+        execute(planned, tmp_path / "run")
     result = read_run(tmp_path / "run")
     assert (result.label, result.key) == ("My method (strength=2.0)", "mine:strength=2.0")
     assert result.config.options["strength"] == 2.0

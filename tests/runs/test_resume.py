@@ -40,6 +40,7 @@ from fedc2i.engine.simulator import simulate
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import figures
 from fedc2i.runs import checkpoint, fingerprint
+from fedc2i.runs.driver import checkpoint_size, compute, execute
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.summary import summary
@@ -53,15 +54,15 @@ def test_a_folder_is_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model, every: int
 ) -> None:
     planned = plan(federation, model, rounds=4, checkpoint_every=every)
-    planned.execute(tmp_path / "whole")
+    execute(planned, tmp_path / "whole")
     cut_run(monkeypatch, tmp_path / "cut", planned, after=3)
     kept = sorted(path.name for path in (tmp_path / "cut" / "checkpoints").glob("*.json"))
     assert (
         kept
         == {
-            1: ["begun.json", "round000002.json", "round000003.json"],
-            2: ["begun.json", "round000002.json"],
-            5: ["begun.json"],
+            1: ["fingerprint.json", "round000002.json", "round000003.json"],
+            2: ["fingerprint.json", "round000002.json"],
+            5: ["fingerprint.json"],
         }[every]
     )
     result = fedc2i.resume(tmp_path / "cut", federation, model)
@@ -75,9 +76,9 @@ def test_no_checkpoints_are_written_if_none_are_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
 ) -> None:
     planned = plan(federation, model, checkpoint_every=0)
-    planned.execute(tmp_path / "whole")
+    execute(planned, tmp_path / "whole")
     cut_run(monkeypatch, tmp_path / "cut", planned, after=2)
-    assert sorted(path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()) == ["begun.json"]
+    assert sorted(path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()) == ["fingerprint.json"]
     assert not (tmp_path / "cut" / "rounds").exists()
     fedc2i.resume(tmp_path / "cut", federation, model)
     assert result_files(tmp_path / "cut") == result_files(tmp_path / "whole")
@@ -88,7 +89,7 @@ def test_damage_is_repaired_or_passed_over(
 ) -> None:
     """A torn line, half a file, a damaged newest checkpoint, a missing report of the one before it."""
     planned = plan(federation, model, rounds=5)
-    planned.execute(tmp_path / "whole")
+    execute(planned, tmp_path / "whole")
     cut_run(monkeypatch, tmp_path / "cut", planned, after=4)
     cut, whole = tmp_path / "cut", result_files(tmp_path / "whole")
     with (cut / "metrics.jsonl").open("ab") as file:
@@ -122,7 +123,7 @@ def test_damage_is_repaired_or_passed_over(
 
 def test_a_finished_run_is_read_and_cleaned(tmp_path: Path, federation: Federation, model: Model) -> None:
     folder = tmp_path / "run"
-    plan(federation, model).execute(folder)
+    execute(plan(federation, model), folder)
     before = files_below(folder)
     (folder / "checkpoints").mkdir()
     result = fedc2i.resume(folder)
@@ -151,7 +152,9 @@ del Method.registry[Own.name]  # other tests take every method that is there
 
 
 def test_objects_of_python_are_asked_for(cut: Path, federation: Federation, model: Model) -> None:
-    assert refused(cut).endswith(f"its data was an object of Python; go on there with fedc2i.resume('{cut}', data=...)")
+    assert refused(cut).endswith(
+        f"its data was an object of Python; resume it there with fedc2i.resume('{cut}', data=...)"
+    )
     assert "its model was an object" in refused(cut, federation)
     fedc2i.resume(cut, federation, model)
 
@@ -160,7 +163,7 @@ def test_a_method_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
 ) -> None:
     planned = plan(federation, model, Own(strength=2.0))
-    planned.execute(tmp_path / "whole")
+    execute(planned, tmp_path / "whole")
     cut_run(monkeypatch, tmp_path / "cut", planned)
     assert "its method was an object" in refused(tmp_path / "cut", federation, model)
     assert "config.toml, a topology's file or an object given is not what" in refused(
@@ -173,7 +176,7 @@ def test_a_method_of_ones_own(
 def test_other_data(cut: Path, make_federation: Callable[..., Federation], model: Model) -> None:
     other = make_federation()
     other.clients[1].test.x[0, 0, 0, 0] += 1
-    assert refused(cut, other, model).endswith("the data is not what the run was begun with (clients b)")
+    assert refused(cut, other, model).endswith("the data is not what the run was started with (clients b)")
     assert "(clients c)" in refused(cut, other.select(["a", "b"]), model).replace("b, c", "c")
 
 
@@ -181,7 +184,7 @@ def test_other_settings(cut: Path, federation: Federation, model: Model) -> None
     path = cut / "config.toml"
     path.write_text(path.read_text().replace("rounds = 3", "rounds = 9"))
     assert refused(cut, federation, model).endswith(
-        "config.toml, a topology's file or an object given is not what the run was begun with (rounds was 3, is 9)"
+        "config.toml, a topology's file or an object given is not what the run was started with (rounds was 3, is 9)"
     )
     path.write_text(path.read_text().replace("rounds = 9", "rounds = 3").replace("workers = 0", "workers = 1"))
     fedc2i.resume(cut, federation, model)
@@ -204,8 +207,8 @@ def test_what_a_run_is_begun_on_is_on_the_disk_before_its_config(
     synced: list[str] = []
     monkeypatch.setattr(files, "sync", lambda path: synced.append(path.name))
     with cut_off(monkeypatch, RunFolder, "restart"):
-        plan(federation, model).execute(tmp_path)
-    places = [next(k for k, own in enumerate(synced) if name in own) for name in ("begun.json", "config.toml")]
+        execute(plan(federation, model), tmp_path)
+    places = [next(k for k, own in enumerate(synced) if name in own) for name in ("fingerprint.json", "config.toml")]
     assert places == sorted(places)
 
 
@@ -237,28 +240,28 @@ def test_other_versions(cut: Path, monkeypatch: pytest.MonkeyPatch, federation: 
     real = fingerprint.versions()
     monkeypatch.setattr(fingerprint, "versions", lambda: {**real, "torch": "1.0"})
     line = refused(cut, federation, model)
-    assert f"begun with torch {real['torch']}, and here is 1.0" in line
+    assert f"started with torch {real['torch']}, and here is 1.0" in line
     monkeypatch.setattr(fingerprint, "versions", lambda: {**real, "matplotlib": "1.0"})
     fedc2i.resume(cut, federation, model)
 
 
 def test_another_device(cut: Path, federation: Federation, model: Model) -> None:
-    path = cut / "checkpoints" / "begun.json"
+    path = cut / "checkpoints" / "fingerprint.json"
     path.write_text(path.read_text().replace('"device": "cpu",\n  "given"', '"device": "cuda",\n  "given"'))
     line = refused(cut, federation, model)
-    assert "begun on cuda, and here it would go on on cpu" in line
-    assert line.endswith("--device cpu goes on nonetheless")
+    assert "started on cuda, and here it would resume on cpu" in line
+    assert line.endswith("--device cpu resumes it nonetheless")
     result = fedc2i.resume(cut, federation, model, device="cpu")
     assert isinstance(result, fedc2i.Result)
     said = json.loads((cut / "summary.json").read_text())["notes"]
-    assert said == ["Begun on cuda and gone on with on cpu after an interruption."]
+    assert said == ["Started on cuda and resumed on cpu after an interruption."]
 
 
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
         ("flower-sim", "engine=flower-sim keeps no checkpoints; run it again with `fedc2i run --config .*config.toml`"),
-        ("flower", "a run over real sites; `fedc2i coordinator start` goes on with it when given once more"),
+        ("flower", "a run over real sites; the same command `fedc2i coordinator start` resumes it"),
     ],
 )
 def test_other_engines_have_their_own_ways(tmp_path: Path, engine: str, words: str) -> None:
@@ -273,8 +276,8 @@ def test_what_is_not_a_run_folder(tmp_path: Path) -> None:
         assert call("resume", str(tmp_path / name)).err.endswith(f"{name}: {said}, expected is a run's folder\n")
     answer = call("resume", str(tmp_path))
     assert (answer.code, answer.out) == (2, "")
-    assert "has no config.toml, so it is not a run folder, or the run had not begun" in answer.err
-    (tmp_path / "plan.json").write_text('{"runs": [{"folder": "../up", "config": "", "begun": {}}]}')
+    assert "has no config.toml, so it is not a run folder, or the run had not started" in answer.err
+    (tmp_path / "plan.json").write_text('{"runs": [{"folder": "../up", "config": "", "fingerprint": {}}]}')
     assert "plan.json: not the plan of a comparison" in call("resume", str(tmp_path)).err
 
 
@@ -282,14 +285,14 @@ ODD: list[Any] = [None, 1, "x", [], ["a"], {}, {"a": 1}, [[1]]]
 
 
 def test_a_begun_json_of_other_types_is_refused_in_a_line(cut: Path, federation: Federation, model: Model) -> None:
-    path = cut / "checkpoints" / "begun.json"
+    path = cut / "checkpoints" / "fingerprint.json"
     sound = json.loads(path.read_text())
     for name in ("data", "versions", "given", "settings"):
         for odd in ODD if name != "given" else ("x", ["a"], [[1]], 1):
             path.write_text(json.dumps({**sound, name: odd}))
             assert refused(cut, federation, model), (name, odd)
     path.write_text("[" * 200_000)
-    assert "begun.json: cannot be read" in refused(cut, federation, model)
+    assert "fingerprint.json: cannot be read" in refused(cut, federation, model)
 
 
 def test_a_plan_that_is_none_is_refused_in_a_line(tmp_path: Path) -> None:
@@ -348,13 +351,13 @@ def test_a_changed_file_of_a_method_or_model(
 ) -> None:
     method, model = own_files
     (planned,) = prepare([f"{method}:Mine"], {**SETTINGS, "model": f"{model}:net"}, federation)
-    planned.execute(tmp_path / "whole")
+    execute(planned, tmp_path / "whole")
     cut, changed = tmp_path / "cut", {"method": method, "model": model}[what]
     cut_run(monkeypatch, cut, planned)
     before = changed.read_text()
     changed.write_text(before + "\n# an afterthought\n")
     line = refused(cut, federation)
-    assert f"{changed}, where its {what} comes from, is not what it was when the run was begun" in line
+    assert f"{changed}, where its {what} comes from, is not what it was when the run started" in line
     assert line.endswith(f"or run it anew (fedc2i run --config {cut / 'config.toml'})")
     changed.write_text(before)
     fedc2i.resume(cut, federation)
@@ -367,7 +370,7 @@ def test_a_folder_of_an_earlier_version_goes_on_without_the_checksum(
     method, model = own_files
     (planned,) = prepare([f"{method}:Mine"], {**SETTINGS, "model": f"{model}:net"}, federation)
     cut_run(monkeypatch, tmp_path / "cut", planned)
-    path = tmp_path / "cut" / "checkpoints" / "begun.json"
+    path = tmp_path / "cut" / "checkpoints" / "fingerprint.json"
     written = json.loads(path.read_text())
     assert written.pop("files").keys() == {"method", "model"}
     path.write_text(json.dumps(written))
@@ -388,9 +391,9 @@ def test_a_changed_file_in_a_comparison(
         fedc2i.resume(tmp_path / "cut", federation, model)
 
 
-@pytest.mark.parametrize("name", ["begun.json", "plan.json"])
+@pytest.mark.parametrize("name", ["fingerprint.json", "plan.json"])
 def test_records_too_large_for_memory_are_not_read(cut: Path, federation: Federation, model: Model, name: str) -> None:
-    path = cut / "checkpoints" / name if name == "begun.json" else cut / name
+    path = cut / "checkpoints" / name if name == "fingerprint.json" else cut / name
     with path.open("ab") as file:
         file.truncate(2**42)
     with pytest.raises(UserError, match=rf"{name}: its contents declare 4,398,046,511,104 bytes, but .* are free"):
@@ -398,10 +401,10 @@ def test_records_too_large_for_memory_are_not_read(cut: Path, federation: Federa
 
 
 def test_a_pipe_in_place_of_a_record_is_refused(cut: Path, federation: Federation, model: Model) -> None:
-    path = cut / "checkpoints" / "begun.json"
+    path = cut / "checkpoints" / "fingerprint.json"
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(UserError, match=r"begun\.json: not a file"):
+    with pytest.raises(UserError, match=r"fingerprint\.json: not a file"):
         fedc2i.resume(cut, federation, model)
 
 
@@ -453,8 +456,8 @@ def test_the_size_of_a_checkpoint_is_known_from_the_shapes(
         checkpoint_file.save(tmp_path, number, *state())
         sizes.append((tmp_path / f"round{number:06d}.safetensors").stat().st_size)
 
-    planned.compute(keep=keep)
-    assert planned.checkpoint_size() == pytest.approx(max(sizes), rel=0.25)
+    compute(planned, keep=keep)
+    assert checkpoint_size(planned) == pytest.approx(max(sizes), rel=0.25)
 
 
 def test_large_checkpoints_are_told_before_the_first_round(
@@ -473,12 +476,12 @@ def test_large_checkpoints_are_told_before_the_first_round(
         def say(self, line: str) -> None:
             said.append(line)
 
-    plan(federation, model).execute(tmp_path / "small", Told())
+    execute(plan(federation, model), tmp_path / "small", Told())
     assert said == ["begin"]
     monkeypatch.setattr(checkpoint, "MUCH", 200_000)  # two seeds of three clients with 4,642 numbers write 223 kB
     for every, words in {1: "after every round", 2: "", 0: ""}.items():
         said.clear()
-        plan(federation, model, clients_per_round=3, checkpoint_every=every).execute(tmp_path / str(every), Told())
+        execute(plan(federation, model, clients_per_round=3, checkpoint_every=every), tmp_path / str(every), Told())
         assert said[-1] == "begin"
         assert said[:-1] == (
             [
@@ -539,7 +542,7 @@ def test_a_comparison_goes_on_with_what_is_unfinished(
     assert sorted(path.name for path in Path("cut").iterdir()) == ["fedc2i-gamma=2.0", "local", "plan.json"]
     answer = call("resume", "cut", "--json")
     assert answer.code == 0, answer.err
-    assert "cut/fedc2i-gamma=2.0 goes on behind round 1" in answer.err
+    assert "cut/fedc2i-gamma=2.0 resumes after round 1" in answer.err
     assert list(json.loads(answer.out)["results"]) == ["local", "fedc2i:gamma=2.0", "fedavg"]
     for name in ("local", "fedc2i-gamma=2.0", "fedavg"):
         assert result_files(Path("cut") / name) == result_files(Path("whole") / name)
@@ -577,14 +580,14 @@ def test_the_figures_are_drawn_before_a_run_counts_as_finished(
 
 
 def test_the_state_behind_the_last_round_is_kept_whatever_the_interval(tmp_path: Path) -> None:
-    keeper = checkpoint.Keeper(tmp_path, every=4)
+    keeper = checkpoint.Checkpoints(tmp_path, every=4)
     for number in range(1, 7):
-        keeper.keep(number, number == 6, lambda: ({"w": torch.zeros(1)}, {}))
+        keeper.save(number, number == 6, lambda: ({"w": torch.zeros(1)}, {}))
     assert [saved.round for saved in checkpoint_file.sound(tmp_path / "checkpoints")] == [6, 4]
 
 
 def test_a_file_of_the_method_that_is_gone_is_refused_as_a_changed_one(tmp_path: Path) -> None:
-    was = fingerprint.Begun('{"method": "own.py:Mine"}', {}, {}, "cpu", files={"method": "ab"})
+    was = fingerprint.Fingerprint('{"method": "own.py:Mine"}', {}, {}, "cpu", files={"method": "ab"})
     was.refuse_others(was, tmp_path)
     for other in ({}, {"method": "cd"}):
         with pytest.raises(UserError, match=r"own\.py, where its method comes from, is not what it was"):

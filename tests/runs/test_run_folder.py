@@ -360,7 +360,7 @@ def test_disk_that_fills_up_during_a_run(
     with pytest.raises(UserError, match=r"safetensors: cannot be written \(No space left on device\)"):
         run("local", federation, out=tmp_path / "run", **QUICK)
     assert {path.name for path in (tmp_path / "run").rglob("*")} == {
-        *("config.toml", "metrics.jsonl", "checkpoints", "begun.json", "rounds", "seed0", "round000001.npz")
+        *("config.toml", "metrics.jsonl", "checkpoints", "fingerprint.json", "rounds", "seed0", "round000001.npz")
     }
 
 

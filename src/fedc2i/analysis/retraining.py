@@ -25,6 +25,7 @@ import numpy as np
 from fedc2i.analysis.weights import finite_mean
 from fedc2i.core.errors import UserError
 from fedc2i.engine.records import POINTS, Point
+from fedc2i.runs.driver import compute
 from fedc2i.runs.plan import Plan
 from fedc2i.runs.results import Result
 
@@ -194,7 +195,7 @@ def check(plan: Plan, rounds: int, seeds: tuple[int, ...], say: Callable[[str], 
         raise UserError(f"rounds must be at least 1, got {rounds}")
     config = replace(config, rounds=rounds, seeds=seeds, evaluate_every=0, patience=0, checkpoint_every=1)
     say(f"training with all {len(names)} clients, {rounds} rounds")
-    whole = replace(plan, config=config).compute()
+    whole = compute(replace(plan, config=config))
     vectors = [whole.influence("influence_vector", seed) for seed in seeds]
     if not all(vector.size for vector in vectors):
         raise UserError(f"{plan.label} measures no influence vector")
@@ -206,7 +207,7 @@ def check(plan: Plan, rounds: int, seeds: tuple[int, ...], say: Callable[[str], 
         others = [m for m in range(len(names)) if m != i]
         say(f"training without {left_out} ({i + 1} of {len(names)})")
         federation = plan.federation.select([names[m] for m in others])
-        without = _losses(replace(plan, config=config, federation=federation).compute(), metric)
+        without = _losses(compute(replace(plan, config=config, federation=federation)), metric)
         for point in POINTS:
             effects[point][others, i] = without[point] - with_all[point][others]
     mean = finite_mean([finite_mean(vector) for vector in vectors])

@@ -27,6 +27,7 @@ def resume(
     Its numbers are those of an uninterrupted run, bit for bit on the same device. A finished run is shown.
     With --track every seed is a new run of the tracker, which gets the rounds before the interruption as well.
     """
+    from fedc2i import api
     from fedc2i.cli import flower_local
     from fedc2i.report.progress import ProgressView
     from fedc2i.report.tracking import Observers
@@ -44,5 +45,5 @@ def resume(
         ignored = "; --device and --track change nothing of it" if device is not None or track else ""
         say(f"{folder} is finished{ignored}")
     with resumable(folder), ProgressView(Console(stderr=True), left) as view, tracking:
-        found = resuming.resume(folder, device=device, observer=Observers(view, tracking))
+        found = api.resume(folder, device=device, observer=Observers(view, tracking))
     show(found if isinstance(found, list) else [found], folder, json)

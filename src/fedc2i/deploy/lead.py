@@ -268,7 +268,7 @@ def refuse_changed_files(job: Job) -> None:
     for what in others:
         file = one_line(plugins.file_of({"method": job.method, **job.settings}[what]))
         raise UserError(
-            f"{job.out}: {file}, where its {what} comes from, is not what it was when the run was begun; put it back, "
+            f"{job.out}: {file}, where its {what} comes from, is not what it was when the run started; put it back, "
             "or run again with another --out"
         )
 

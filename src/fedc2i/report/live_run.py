@@ -118,7 +118,7 @@ class LiveRunReader:
         if (self._folder / "summary.json").is_file():
             self._read_finished()
             return run
-        started = (self._folder / "checkpoints" / "begun.json").is_file()  # if not, the run ended just now
+        started = (self._folder / "checkpoints" / "fingerprint.json").is_file()  # if not, the run ended just now
         run.interrupted = nobody and started
         self._is_named = True
         self._read_metrics()

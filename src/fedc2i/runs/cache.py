@@ -16,9 +16,11 @@ from pathlib import Path
 
 import fedc2i
 from fedc2i.core import plugins
+from fedc2i.core.errors import UserError
 from fedc2i.core.files import writing
 from fedc2i.core.version import versions
-from fedc2i.runs.fingerprint import neighbours
+from fedc2i.runs.driver import advance, checkpoints_of
+from fedc2i.runs.fingerprint import Fingerprint, neighbours
 from fedc2i.runs.folder import RunFolder, slug
 from fedc2i.runs.plan import Observer, Plan
 from fedc2i.runs.read import read_rounds
@@ -62,37 +64,59 @@ class Store:
         return [seed for seed in plan.config.seeds if not (self.folder(plan, seed) / "summary.json").is_file()]
 
     def compute(self, plan: Plan, observer: Observer | None = None) -> Result:
-        """The plan's result over all its seeds: what is there is read, what is missing is run first.
+        """The plan's result over all its seeds: cached seeds are read, missing ones are computed first.
 
-        A run that was cut off has no summary; it is run again from its start.
+        An interrupted computation resumes after its last checkpoint.
         """
         missing = tuple(self.missing(plan))
         if missing:
-            self._run(replace(plan, config=replace(plan.config, seeds=missing)), observer)
+            self._run(_with_seeds(plan, missing), observer)
         result = Result(plan.method, plan.config, plan.federation, plan.label, plan.key)
         for seed in plan.config.seeds:
             result.rounds += read_rounds(self.folder(plan, seed), plan.federation.names, seed)
         return result
 
     def _run(self, plan: Plan, observer: Observer | None) -> None:
-        """All seeds of the plan side by side, each into a folder of its own; those of other processes are awaited."""
+        """All seeds of the plan side by side; those of other processes are awaited.
+
+        The folder of the smallest missing seed is the working folder. It has the checkpoints of all seeds and is
+        finished last: as long as a seed is missing, the same folder is found again.
+        """
         say = getattr(observer, "say", lambda line: None)
-        folders = {seed: RunFolder(self.folder(plan, seed), plan.federation.names) for seed in plan.config.seeds}
         with ExitStack() as held:
-            for seed in sorted(folders):  # everyone in the same order: no two wait for each other
-                held.enter_context(_alone(folders[seed].path, say))
+            for seed in sorted(plan.config.seeds):  # everyone in the same order: no two wait for each other
+                held.enter_context(_alone(self.folder(plan, seed), say))
             missing = tuple(self.missing(plan))
-            for seed in missing:
-                with writing(folders[seed].path):
-                    _empty(folders[seed].path)
-                folders[seed].begin(replace(plan.config, seeds=(seed,)))
-            if not missing:  # another process did it all
+            if not missing:  # another process computed them
                 return
-            plan = replace(plan, config=replace(plan.config, seeds=missing))
-            result = plan.compute(observer, lambda report: folders[report.seed].record(report))
-            for seed in missing:
-                own = result.only(seed)
-                folders[seed].finish(own if self._models else replace(own, outcomes={}))
+            working = self.folder(plan, min(missing))
+            plan = self._interrupted(plan, working, missing) or _with_seeds(plan, missing)
+            result = advance(plan, working, observer)
+            for seed in sorted(missing, reverse=True):
+                own, files = result.only(seed), RunFolder(self.folder(plan, seed), plan.federation.names)
+                files.begin(own.config)
+                files.restart(own.rounds)
+                files.finish(own if self._models else replace(own, outcomes={}))
+            checkpoints_of(plan, working).remove()
+
+    def _interrupted(self, plan: Plan, working: Path, missing: tuple[int, ...]) -> Plan | None:
+        """The plan whose checkpoints the working folder holds; all is removed there if it is another one."""
+        try:
+            was = Fingerprint.read(working)
+            seeds = () if was is None else tuple(int(seed) for seed in json.loads(was.settings)["seeds"])
+            found = _with_seeds(plan, seeds) if seeds else None
+            if found and found.fingerprint == was and set(self.missing(found)) == set(missing):
+                return found
+        except (UserError, ValueError, KeyError, TypeError):
+            pass
+        for seed in missing:
+            with writing(self.folder(plan, seed)):
+                _empty(self.folder(plan, seed))
+        return None
+
+
+def _with_seeds(plan: Plan, seeds: tuple[int, ...]) -> Plan:
+    return replace(plan, config=replace(plan.config, seeds=seeds))
 
 
 @contextmanager

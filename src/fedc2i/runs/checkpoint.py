@@ -1,6 +1,6 @@
 """What an interrupted run needs to resume, in its folder until it is finished.
 
-checkpoints/begun.json      on what it was begun: settings, data, versions, device
+checkpoints/fingerprint.json      what it was started with: settings, data, versions, device
 checkpoints/round*          the state of all seeds after the last two rounds that were kept
 rounds/seed*/round*.npz     the reports of finished rounds
 
@@ -21,14 +21,14 @@ from fedc2i.engine import checkpoint_file
 from fedc2i.engine.records import Round
 from fedc2i.engine.state import ResumePoint, State, last_rounds
 from fedc2i.runs import journal
-from fedc2i.runs.fingerprint import Begun, begun_path
+from fedc2i.runs.fingerprint import Fingerprint, fingerprint_path
 
 SUMMARY = "summary.json"
 MUCH = 10**9  # bytes of checkpoints for each round, that a user should know of
 
 
-class Keeper:
-    """Writes a run's checkpoints and reports, finds the place where it goes on, and cleans up."""
+class Checkpoints:
+    """Writes a run's checkpoints and reports, finds the one to resume from, and cleans up."""
 
     def __init__(self, folder: Path, every: int) -> None:
         """In a run folder, a checkpoint after every so many rounds and after the last one; 0: none at all."""
@@ -52,28 +52,28 @@ class Keeper:
             "checkpoint_every=K (--set) writes them after every K rounds, 0 none"
         )
 
-    def begin(self, begun: Begun) -> None:
-        """Writes down on what the run is begun."""
-        write_atomically(begun_path(self._folder), to_json(asdict(begun)).encode(), durable=True)
+    def begin(self, fingerprint: Fingerprint) -> None:
+        """Writes down what the run is started with."""
+        write_atomically(fingerprint_path(self._folder), to_json(asdict(fingerprint)).encode(), durable=True)
 
     def record(self, report: Round) -> None:
         """Keeps a round's report."""
         if self._every:
             journal.write(self._reports(report.seed), report)
 
-    def keep(self, number: int, is_last: bool, state: Callable[[], State]) -> None:
-        """Keeps the state behind a round, if it is one of those."""
+    def save(self, number: int, is_last: bool, state: Callable[[], State]) -> None:
+        """Writes the state after a round, if that round has a checkpoint."""
         if self._every and (is_last or number % self._every == 0):
             checkpoint_file.save(self._states, number, *state())
 
     def latest(
         self, seeds: Sequence[int], require_fit: Callable[[State, int], None]
     ) -> tuple[ResumePoint, list[Round]] | None:
-        """Where to go on, with all reports up to there in the order of an uninterrupted run; none: at the beginning.
+        """The state to resume from, with all reports up to there in order; none if the run has to start.
 
         Args:
             seeds: of the run.
-            require_fit: raises a `UserError` for a state, and the round it is of, that the run cannot go on from.
+            require_fit: raises a `UserError` for a state, and the round it is of, that the run cannot resume from.
 
         Raises:
             UserError: if there are checkpoints, and none can be used.
@@ -97,11 +97,11 @@ class Keeper:
             why = "; ".join(damaged) or "all are damaged"
             raise UserError(
                 f"{self._states}: no checkpoint can be used ({why}); "
-                "remove the files round* there, and the run goes on from its beginning"
+                "remove the files round* there, and the run starts again"
             )
         return None
 
-    def tidy(self) -> None:
+    def remove(self) -> None:
         """Removes what only an unfinished run needs."""
         for name in ("checkpoints", "rounds"):
             shutil.rmtree(self._folder / name, ignore_errors=True)

@@ -21,8 +21,8 @@ _BITS = ("fedc2i", "torch")  # packages of which another version is not expected
 
 
 @dataclass(frozen=True)
-class Begun:
-    """On what a run was begun.
+class Fingerprint:
+    """What a run was started with.
 
     Attributes:
         settings: all that decide numbers, as text.
@@ -43,21 +43,21 @@ class Begun:
     files: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: RunSettings, federation: Federation, given: Sequence[str], notes: Sequence[str]) -> Begun:
-        """Of a run that is begun, or gone on with, now."""
+    def of(cls, config: RunSettings, federation: Federation, given: Sequence[str], notes: Sequence[str]) -> Fingerprint:
+        """Of a run that is started or resumed now."""
         decided = {**config.fixed(), "topology": neighbours(config.topology)}
         text, device = json.dumps(decided, default=str), config.torch_device().type
         files = plugins.checksums(config.method, config.model)
         return cls(text, federation.checksums, versions(), device, tuple(given), tuple(notes), files)
 
     @classmethod
-    def read(cls, folder: Path) -> Begun | None:
+    def read(cls, folder: Path) -> Fingerprint | None:
         """Of the run in ``folder``; none if it never came that far.
 
         Raises:
             UserError: if the file is damaged, or does not fit into memory.
         """
-        path = begun_path(folder)
+        path = fingerprint_path(folder)
         try:
             return cls.of_values(read_json(path))
         except FileNotFoundError:
@@ -66,7 +66,7 @@ class Begun:
             raise UserError(f"{path}: cannot be read ({flaw(error)})") from None
 
     @classmethod
-    def of_values(cls, values: Mapping[str, Any]) -> Begun:
+    def of_values(cls, values: Mapping[str, Any]) -> Fingerprint:
         """As it was before it was written.
 
         Raises:
@@ -79,8 +79,8 @@ class Begun:
             raise ValueError("an entry is of another type")
         return found
 
-    def refuse_others(self, now: Begun, folder: Path) -> None:
-        """Refuses to go on with what would not give the numbers of an uninterrupted run, but for another device.
+    def refuse_others(self, now: Fingerprint, folder: Path) -> None:
+        """Refuses to resume what would not give the numbers of an uninterrupted run, but for another device.
 
         Raises:
             UserError: for other settings, data or versions, or a changed file of the method or model.
@@ -88,25 +88,25 @@ class Begun:
         anew = f"run it anew (fedc2i run --config {folder / 'config.toml'})"
         if now.settings != self.settings:
             raise UserError(
-                f"{folder}: config.toml, a topology's file or an object given is not what the run was begun with"
+                f"{folder}: config.toml, a topology's file or an object given is not what the run was started with"
                 + _first_other(self.settings, now.settings)
             )
         if dict(now.data) != dict(self.data):
             other = [name for name in {**self.data, **now.data} if self.data.get(name) != now.data.get(name)]
-            raise UserError(f"{folder}: the data is not what the run was begun with (clients {', '.join(other)})")
+            raise UserError(f"{folder}: the data is not what the run was started with (clients {', '.join(other)})")
         for what, checksum in self.files.items():
             if now.files.get(what) != checksum:
                 file = one_line(plugins.file_of(dict(json.loads(now.settings))[what]))
                 raise UserError(
-                    f"{folder}: {file}, where its {what} comes from, is not what it was when the run was begun; "
+                    f"{folder}: {file}, where its {what} comes from, is not what it was when the run started; "
                     f"put it back, or {anew}"
                 )
         for package in _BITS:
             was, here = self.versions.get(package), now.versions.get(package)
             if was != here:
                 raise UserError(
-                    f"{folder}: begun with {package} {was}, and here is {here}, which may give other numbers; "
-                    f"go on with {package} {was}, or {anew}"
+                    f"{folder}: started with {package} {was}, and here is {here}, which may give other numbers; "
+                    f"resume with {package} {was}, or {anew}"
                 )
 
 
@@ -120,9 +120,9 @@ def _first_other(was: str, now: str) -> str:
     return "".join(f" ({n} was {one_line(before.get(n), 60)}, is {one_line(after.get(n), 60)})" for n in other[:1])
 
 
-def begun_path(folder: Path) -> Path:
+def fingerprint_path(folder: Path) -> Path:
     """Where the fingerprint of an unfinished run lies."""
-    return folder / "checkpoints" / "begun.json"
+    return folder / "checkpoints" / "fingerprint.json"
 
 
 def neighbours(topology: str) -> str:

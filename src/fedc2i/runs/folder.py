@@ -6,7 +6,7 @@ influence.npz      λ and Λ (and their losses) of every round and seed
 models/            every client's last model at both points, safetensors
 *.png              figures
 summary.json       scores, cost, versions, data checksums; written last, so its presence means the run is complete
-checkpoints/, rounds/   until then: what a run that is cut off needs to go on, see `fedc2i.runs.fingerprint`
+checkpoints/, rounds/   until then: what an interrupted run needs to resume, see `fedc2i.runs.fingerprint`
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RunFolder:
         self.write("config.toml", config.to_toml().encode(), durable=True)
 
     def restart(self, reports: Sequence[Round]) -> None:
-        """Begins the metrics anew with reports of rounds that were finished before the run was cut off."""
+        """Begins the metrics anew with reports of rounds that were finished before the run was interrupted."""
         self.write("metrics.jsonl", "".join(self._lines(report) for report in reports).encode())
 
     def record(self, report: Round) -> None:
@@ -85,7 +85,7 @@ class RunFolder:
     def finish(self, result: Result) -> None:
         """Writes every client's last model at both points, influence and, last of all, the summary.
 
-        All of it is on the disk when this returns: what a run could go on from may then be removed.
+        All of it is on the disk when this returns: what a run could resume from may then be removed.
         """
         for seed, outcome in result.outcomes.items():
             self._save_models(seed, outcome)
@@ -124,7 +124,7 @@ def new_folder(out: Path | None, stem: str = "run") -> Path:
     if out is not None:
         with writing(out):
             if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                hint = f"; `fedc2i resume {out}` goes on with the run in it" if (out / "checkpoints").is_dir() else ""
+                hint = f"; `fedc2i resume {out}` resumes the run in it" if (out / "checkpoints").is_dir() else ""
                 raise UserError(f"{out}: exists already; choose another --out or remove it{hint}")
             if not out.exists():
                 try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,13 +14,10 @@ from fedc2i.data import sources
 from fedc2i.data.federation import Federation
 from fedc2i.engine.checks import check
 from fedc2i.engine.records import Round
-from fedc2i.engine.simulator import simulate
-from fedc2i.engine.state import OnState, ResumePoint, check_state, state_size
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
-from fedc2i.runs.checkpoint import Keeper
-from fedc2i.runs.fingerprint import Begun
-from fedc2i.runs.folder import RunFolder, slug
+from fedc2i.runs.fingerprint import Fingerprint
+from fedc2i.runs.folder import slug
 from fedc2i.runs.results import Result
 from fedc2i.runs.settings import RunSettings, make, run_settings
 from fedc2i.runs.specs import build, is_listed, key_of, option_names, parse, said
@@ -68,18 +64,14 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     @property
-    def begun(self) -> Begun:
-        """On what it would be begun now."""
-        return Begun.of(self.config, self.federation, self.given, self.notes)
+    def fingerprint(self) -> Fingerprint:
+        """What must be the same when the run is resumed."""
+        return Fingerprint.of(self.config, self.federation, self.given, self.notes)
 
     def noting(self, notes: Sequence[str]) -> Plan:
         """The same with what a reader of its result must know of its interruptions."""
         federation = replace(self.federation, notes=(*self.federation.notes, *notes)) if notes else self.federation
         return replace(self, federation=federation, notes=tuple(notes))
-
-    def checkpoint_size(self) -> int:
-        """About how many bytes a checkpoint of all its seeds will have."""
-        return state_size(self.method, self.model, self.federation, self.config, self.config.seeds)
 
     def require_engine(self) -> None:
         """Refuses an engine that cannot run here.
@@ -91,93 +83,6 @@ class Plan:
             raise UserError("engine=flower: real sites are run by `fedc2i flower-local` or `fedc2i coordinator start`")
         if self.config.engine == "flower-sim" and not (find_spec("flwr") and find_spec("ray")):
             raise UserError("engine=flower-sim needs Flower and Ray: pip install 'fedc2i[flower-sim]'")
-
-    def execute(
-        self,
-        folder: Path | None = None,
-        observer: Observer | None = None,
-        draw: Callable[[Result, Path], None] = lambda result, folder: None,
-    ) -> Result:
-        """Runs every seed, writing into ``folder``, if there is one, as it goes.
-
-        A run that was cut off in this folder goes on behind its last checkpoint.
-
-        Args:
-            folder: the run's own.
-            observer: watches the run.
-            draw: adds figures to the folder of the finished run.
-        """
-        if folder is None:
-            return self.compute(observer)
-        files = RunFolder(folder, self.federation.names)
-        keeper = Keeper(folder, self.config.checkpoint_every if self.config.engine == "inprocess" else 0)
-        run = self.method, self.model, self.federation, self.config, self.config.seeds
-        so_far = keeper.latest(self.config.seeds, partial(check_state, *run))
-        keeper.clean()
-        keeper.begin(self.begun)  # first: a folder with a config.toml can be gone on with
-        files.begin(self.config)
-        start, reports = so_far or (None, [])
-        say = getattr(observer, "say", lambda line: None)
-        if start is not None:
-            say(f"{folder} goes on behind round {start.round}")
-        keeper.expect(self.checkpoint_size(), say)
-        files.restart(reports)
-
-        def record(report: Round) -> None:
-            keeper.record(report)
-            files.record(report)
-
-        result = self.compute(observer, record, keeper.keep, start, reports)
-        draw(result, folder)
-        files.finish(result)
-        keeper.tidy()
-        return result
-
-    def compute(
-        self,
-        observer: Observer | None = None,
-        record: Callable[[Round], None] = lambda report: None,
-        keep: OnState | None = None,
-        start: ResumePoint | None = None,
-        reports: Sequence[Round] = (),
-    ) -> Result:
-        """Runs all seeds side by side.
-
-        Args:
-            observer: watches the run.
-            record: is given every report as it comes.
-            keep: is given the state behind every round.
-            start: where to go on.
-            reports: of the rounds up to there.
-        """
-        result = Result(self.method, self.config, self.federation, self.label, self.key)
-
-        def on_round(report: Round) -> None:
-            result.rounds.append(report)
-            record(report)
-            if observer is not None:
-                observer.round(report)
-
-        result.rounds += reports
-        if observer is not None:
-            observer.begin(result)
-            for report in () if start is None else start.last.values():
-                observer.round(report)
-        on_client = None if observer is None else observer.client
-        run = self.method, self.model, self.federation, self.config, self.config.seeds
-        self.require_engine()
-        if self.config.engine == "flower-sim":
-            from fedc2i.flower import simulation  # an optional extra
-            from fedc2i.flower.answer_collector import Policy
-
-            policy = Policy(self.config.deadline, self.config.min_sites, self.config.wire == "float16", poll=0.05)
-            say = getattr(observer, "say", lambda line: None)
-            device = self.config.torch_device()
-            simulation.federate(*run, policy, self.config.ray_address, device, on_round, on_client, say)
-        else:
-            result.outcomes = simulate(*run, self.config.torch_device(), on_round, on_client, keep, start)
-        result.rounds.sort(key=lambda report: self.config.seeds.index(report.seed))
-        return result
 
 
 def prepare(

@@ -31,9 +31,9 @@ def reopen(
 
     Args:
         folder: the run's.
-        data: the `Federation`, if the run was begun with one.
-        model: the `Model`, if the run was begun with one.
-        method: the `Method`, if the run was begun with one of your own.
+        data: the `Federation`, if the run was started with one.
+        model: the `Model`, if the run was started with one.
+        method: the `Method`, if the run was started with one of your own.
         data_dir: where the data lies now, if it was moved.
 
     Raises:
