@@ -166,7 +166,7 @@ def test_a_coordinator_killed_in_the_middle_goes_on_by_the_same_command(tmp_path
         running.wait()
         again = federation.start(*words)
         assert again.wait(300) == 0, federation.said()
-    assert "goes on in round" in federation.said()
+    assert "resumes in round" in federation.said()
     assert_same_accuracies(summary(federation.run_folder()), in_process("fedc2i", SITES[:2], rounds=8))
     trained = [path.name for path in (tmp_path / SITES[0] / "state").glob("*/*.safetensors")]
     assert {"received.safetensors", "trained.safetensors"} <= set(trained)
@@ -186,7 +186,7 @@ def test_a_federation_on_one_machine_that_was_cut_off_goes_on_by_resume(number: 
         assert f"`fedc2i resume {out}` resumes after the last finished round" in log.read_text()
     done = command("resume", str(out))
     assert done.returncode == 0, done.stderr
-    assert "goes on in round" in done.stderr
+    assert "resumes in round" in done.stderr
     assert_same_accuracies(summary(out), in_process("fedc2i", SITES[:2], rounds=4))
     assert not (out / "federation").exists()
     again = command("resume", str(out))

@@ -135,8 +135,8 @@ def test_a_run_over_partitions_of_a_data_set(with_figures: None, tmp_path: Path,
     assert "a has joined, 12 samples" in said
     assert sum(line.startswith("seed 4, round ") for line in said) == 3
     assert said[-1] == (
-        f"finished: mean accuracy received {result.scores('received')['Avg']} %, "
-        f"trained {result.scores('trained')['Avg']} %"
+        f"finished: mean accuracy before {result.scores('received')['Avg']} %, "
+        f"after {result.scores('trained')['Avg']} %"
     )
     told = json.loads((out / "summary.json").read_text())["versions"]
     assert told == {**summary_of(in_process(federation))["versions"], "flwr": version("flwr")}
@@ -243,8 +243,8 @@ def test_after_a_crash_the_same_command_goes_on_to_the_same_end(
         if (tmp_path / "whole" / name).exists():
             assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert [own.participants for own in got.rounds] == [own.participants for own in want.rounds]
-    assert any(line.startswith("seed 0 goes on in round ") for line in said)
-    assert any(line.startswith("seed 1 goes on in round ") for line in said)
+    assert any(line.startswith("seed 0 resumes in round ") for line in said)
+    assert any(line.startswith("seed 1 resumes in round ") for line in said)
     assert not [name for name in files_below(tmp_path / "broken") if "checkpoints" in name or "rounds" in name]
 
 

@@ -34,6 +34,7 @@ from fedc2i.flower.enrolment import common_federation, reject_incompatible, wait
 from fedc2i.flower.messages import Introduction
 from fedc2i.flower.site import Assignment, expected_upload
 from fedc2i.report import figures
+from fedc2i.report.points import SHORT
 from fedc2i.report.progress import rejected_uploads
 from fedc2i.runs import journal
 from fedc2i.runs.folder import RunFolder
@@ -141,7 +142,7 @@ def _lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
     figures.draw_run(result, job.out)
     files.finish(result)
     _tidy(job.out)
-    scores = ", ".join(f"{point} {result.scores(point)['Avg']} %" for point in POINTS)
+    scores = ", ".join(f"{SHORT[point]} {result.scores(point)['Avg']} %" for point in POINTS)
     say(f"finished: mean accuracy {scores}{rejected_uploads(result.refused)}")
     return result
 
@@ -183,7 +184,7 @@ def _lead_seed(
     if saved is not None:
         coordinator.restore(saved)
         result.rounds += journal.read(reports, saved.round)
-        say(f"seed {seed} goes on in round {saved.round}, whose uploads had come")
+        say(f"seed {seed} resumes in round {saved.round}, whose uploads had arrived")
     files.restart(result.rounds)
     began = time.monotonic()
     for report in coordinator.rounds(keep, partial(journal.ask, reports)):
@@ -195,7 +196,8 @@ def _lead_seed(
 
 
 def _line(report: Round, rounds: int, elapsed: float) -> str:
-    scores = ", ".join(f"{point} {report.mean(point):.2f} %{_of(report, point)}" for point in report.metrics)
+    scored = [point for point in POINTS if point in report.metrics]
+    scores = ", ".join(f"{SHORT[point]} {report.mean(point):.2f} %{_of(report, point)}" for point in scored)
     size = f"{report.bytes_up / 1e6:.2f} MB up and {report.bytes_down / 1e6:.2f} MB down a site"
     return (
         f"seed {report.seed}, round {report.round}/{rounds}: {len(report.participants)} sites"
