@@ -18,7 +18,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, Stacked, floating, row, size_in_bytes
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import RunContext
-from fedc2i.engine.executors.base import ClientBatch, Received, Trained
+from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.executors.looped import LoopedExecutor
 from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.records import Outcome, Round
@@ -271,7 +271,7 @@ def tap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tap]:
             (client,) = turn.clients
             return seen.tamper(client, uploads)
 
-        def personalise_and_note(self: LoopedExecutor, turns: Sequence[ClientBatch], evaluate: bool) -> list[Received]:
+        def personalise_and_note(self: LoopedExecutor, turns: Sequence[ClientBatch], evaluate: bool) -> list[Personalised]:
             results = personalise(self, turns, evaluate)
             for turn, result in zip(turns, results, strict=True):
                 seen.mail |= {(turn.round, m): turn.download.to(m) for m in turn.clients}
