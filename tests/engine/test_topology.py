@@ -271,7 +271,9 @@ def tap(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Tap]:
             (client,) = turn.clients
             return seen.tamper(client, uploads)
 
-        def personalise_and_note(self: LoopedExecutor, turns: Sequence[ClientBatch], evaluate: bool) -> list[Personalised]:
+        def personalise_and_note(
+            self: LoopedExecutor, turns: Sequence[ClientBatch], evaluate: bool
+        ) -> list[Personalised]:
             results = personalise(self, turns, evaluate)
             for turn, result in zip(turns, results, strict=True):
                 seen.mail |= {(turn.round, m): turn.download.to(m) for m in turn.clients}

@@ -441,7 +441,7 @@ def test_a_checkpoint_of_other_sites_is_refused(
     state = stage.coordinator.checkpoint()
     assert state is not None
     other = Stage(FedAvg(), model, make_federation(sizes=(5, 6)), EngineSettings(rounds=1, **vars(TRAINING)))
-    with pytest.raises(UserError, match="the run was begun with the sites a, b, c"):
+    with pytest.raises(UserError, match="the run was started with the sites a, b, c"):
         other.coordinator.restore(state)
 
 

@@ -1,4 +1,4 @@
-"""A whole run over real sites: wait for them, run every seed, write the run folder, and go on after a crash.
+"""A whole run over real sites: wait for them, then run every seed with the driver, which resumes after a crash.
 
 checkpoints/       the state after the last two rounds of each seed, until the run is finished
 rounds/            the reports of finished rounds, until then
@@ -11,11 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +21,9 @@ from fedc2i.core import plugins
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import to_json, write_atomically, writing
 from fedc2i.data.remote import RemoteFederation
+from fedc2i.deploy.keys import pem_public
 from fedc2i.deploy.run_description import describe
-from fedc2i.engine import accountant, checkpoint_file
+from fedc2i.engine import accountant
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import POINTS, Point, Round
 from fedc2i.flower.answer_collector import Policy
@@ -36,8 +35,8 @@ from fedc2i.flower.site import Assignment, expected_upload
 from fedc2i.report import figures
 from fedc2i.report.points import SHORT
 from fedc2i.report.progress import rejected_uploads
-from fedc2i.runs import journal
-from fedc2i.runs.folder import RunFolder
+from fedc2i.runs import driver
+from fedc2i.runs.checkpoint import Checkpoints
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.results import Result
 
@@ -50,8 +49,8 @@ class Job:
     """A run to be led, as one flat record.
 
     Attributes:
-        out: the run folder; one that exists is gone on with.
-        method: a method's name, with options behind a colon, or ``FILE.py:CLASS``.
+        out: the run folder; an unfinished run in it is resumed.
+        method: a method's name, with options after a colon, or ``FILE.py:CLASS``.
         settings: run settings and method options by name.
         sites: the sites' names in table order, where they are known.
         count: how many sites to wait for, where names are not known.
@@ -113,7 +112,7 @@ def lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
         UserError: if too few sites answer, or the folder is of another run.
     """
     if job.is_finished:
-        _tidy(job.out)
+        Checkpoints(job.out, 0).remove()  # a run that was killed while it ended may have left them
         raise UserError(f"{job.out}: this run is finished; choose another --out")
     say = _logged(say, job.out / "log.txt")
     try:
@@ -124,75 +123,40 @@ def lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
 
 
 def _lead(grid: Grid, job: Job, say: Callable[[str], None]) -> Result:
-    keys = {_pem(line): name for name, line in job.keys.items()} or None
+    keys = {pem_public(line): name for name, line in job.keys.items()} or None
     fleet = SiteConnections(grid, say, keys, ttl=2 * job.policy.deadline + 60)
     run, federation = _resume(job, fleet, say) or _begin(job, fleet, say)
     write_atomically(job.out / JOB, job.to_json().encode())
     reject_incompatible(fleet, federation, job.policy.min_sites)
     plan = prepare([job.method], {**job.settings, **job.policy.settings(), "device": "cpu"}, federation)[0]
-    files = RunFolder(job.out, federation.names)
     planned = accountant.cost(plan.config, len(federation.names))
     if planned is not None:
         say(f"privacy: {planned}")
-    files.begin(plan.config)
-    result = Result(plan.method, plan.config, federation, plan.label, plan.key)
-    for seed in plan.config.seeds:
-        _lead_seed(fleet, plan, job, f"{run}-seed{seed}", seed, result, files, say)
-        result.asked[seed] = journal.asked(job.out / "rounds" / f"seed{seed}")
-    figures.draw_run(result, job.out)
-    files.finish(result)
-    _tidy(job.out)
+    began = time.monotonic()
+    result = driver.execute_by_seed(
+        plan,
+        job.out,
+        lambda seed: _coordinator(fleet, plan, job, f"{run}-seed{seed}", seed, say),
+        lambda report: say(_line(report, plan.config.rounds, time.monotonic() - began)),
+        say,
+        figures.draw_run,
+    )
     scores = ", ".join(f"{SHORT[point]} {result.scores(point)['Avg']} %" for point in POINTS)
     say(f"finished: mean accuracy {scores}{rejected_uploads(result.refused)}")
     return result
 
 
-def _tidy(out: Path) -> None:
-    """Removes what only an unfinished run needs; the sites' uploads are not kept longer than that."""
-    for name in ("checkpoints", "rounds"):
-        shutil.rmtree(out / name, ignore_errors=True)
-
-
-def _lead_seed(
-    fleet: SiteConnections,
-    plan: Plan,
-    job: Job,
-    run: str,
-    seed: int,
-    result: Result,
-    files: RunFolder,
-    say: Callable[[str], None],
-) -> None:
-    """One seed, from its last checkpoint if there is one; its reports go to the result and to the folder."""
-    states, reports = job.out / "checkpoints" / f"seed{seed}", job.out / "rounds" / f"seed{seed}"
-    settings, finished = plan.config, reports / "finished"
-    if finished.is_file():
-        result.rounds += journal.read(reports, int(finished.read_text(encoding="ascii")) + 1)
-        return
+def _coordinator(
+    connections: SiteConnections, plan: Plan, job: Job, run: str, seed: int, say: Callable[[str], None]
+) -> Coordinator:
+    """The engine of one seed over the connected sites."""
+    settings = plan.config
     assignment = Assignment(RunContext(plan.method, plan.model, settings, settings.rounds, seed), settings)
     samples = {name: int(own.get("train", 0)) for name, own in plan.federation.samples().items()}
     classes = len(plan.federation.classes)
     expected = expected_upload(assignment, plan.federation.clients[0], classes)
-    coordinator = Coordinator(fleet, samples, assignment, expected, classes, job.policy, run, describe(plan, seed), say)
-
-    def keep() -> None:
-        state = coordinator.checkpoint()
-        if state is not None:
-            checkpoint_file.save(states, *state)
-
-    saved = checkpoint_file.load(states)
-    if saved is not None:
-        coordinator.restore(saved)
-        result.rounds += journal.read(reports, saved.round)
-        say(f"seed {seed} resumes in round {saved.round}, whose uploads had arrived")
-    files.restart(result.rounds)
-    began = time.monotonic()
-    for report in coordinator.rounds(keep, partial(journal.ask, reports)):
-        journal.write(reports, report)
-        files.record(report)
-        result.rounds.append(report)
-        say(_line(report, settings.rounds, time.monotonic() - began))
-    write_atomically(finished, str(result.rounds[-1].round).encode())
+    setup = describe(plan, seed)
+    return Coordinator(connections, samples, assignment, expected, classes, job.policy, run, setup, say)
 
 
 def _line(report: Round, rounds: int, elapsed: float) -> str:
@@ -232,7 +196,7 @@ def _begin(job: Job, fleet: SiteConnections, say: Callable[[str], None]) -> tupl
 
 
 def _resume(job: Job, fleet: SiteConnections, say: Callable[[str], None]) -> tuple[str, RemoteFederation] | None:
-    """The run that was begun in this folder, if there is one; waits for its sites, as the first to come is not all."""
+    """The run that was started in this folder, if there is one; waits for all its sites, not only for the first."""
     path = job.out / _RUN
     if not path.is_file():
         return None
@@ -251,7 +215,7 @@ def _resume(job: Job, fleet: SiteConnections, say: Callable[[str], None]) -> tup
 
 
 def refuse_changed_files(job: Job) -> None:
-    """Refuses to go on with a run whose method or model comes from a file that was changed since it was begun.
+    """Refuses to resume a run whose method or model comes from a file that has changed since it started.
 
     Raises:
         UserError: with the file's name, and what to do.
@@ -265,7 +229,7 @@ def refuse_changed_files(job: Job) -> None:
         ValueError,
         AttributeError,
         RecursionError,
-    ):  # not begun, or another line says what is wrong
+    ):  # not started, or another line says what is wrong
         return
     for what in others:
         file = one_line(plugins.file_of({"method": job.method, **job.settings}[what]))
@@ -277,13 +241,6 @@ def refuse_changed_files(job: Job) -> None:
 
 def _checksums(job: Job) -> dict[str, str]:
     return plugins.checksums(job.method, job.settings.get("model"))
-
-
-def _pem(line: str) -> bytes:
-    """A public key as Flower reports it: PEM."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-
-    return load_ssh_public_key(line.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _logged(say: Callable[[str], None], path: Path) -> Callable[[str], None]:

@@ -93,7 +93,7 @@ class Coordinator:
         """
         values = saved.values
         if tuple(values["samples"]) != self._names:
-            raise UserError(f"the run was begun with the sites {', '.join(values['samples'])}")
+            raise UserError(f"the run was started with the sites {', '.join(values['samples'])}")
         self._samples[:] = torch.tensor(list(values["samples"].values()))  # servers read the same tensor
         self._exchange.restore(saved.tensors, values)
         names = {name: tuple(values["open"][name]) for name in ("participants", "refused")}

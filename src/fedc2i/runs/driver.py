@@ -1,20 +1,51 @@
-"""The one way from a plan to a result: start or resume, compute with an engine, and write the run folder."""
+"""The one way from a plan to a result: start or resume, compute with an engine, and write the run folder.
+
+`execute` runs all seeds side by side in the simulator. `execute_by_seed` runs one seed after the other, with an engine
+such as the coordinator of real sites; each seed then has checkpoints of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
+from fedc2i.core.files import write_atomically
+from fedc2i.engine import checkpoint_file
+from fedc2i.engine.checkpoint_file import Checkpoint
 from fedc2i.engine.records import Round
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.state import OnState, ResumePoint, check_state, state_size
+from fedc2i.runs import journal
 from fedc2i.runs.checkpoint import Checkpoints
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Observer, Plan
 from fedc2i.runs.results import Result
 
 Draw = Callable[[Result, Path], None]  # adds figures to the folder of a finished run
+
+
+class SeedEngine(Protocol):
+    """An engine for one seed, whose state can be saved and restored between two rounds."""
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The state after the last round; None before the first."""
+        ...
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Continues after a checkpoint of the same run."""
+        ...
+
+    def rounds(self, collected: Callable[[], None], asking: Callable[[int, str], bool]) -> Iterator[Round]:
+        """Computes all rounds that are left.
+
+        Args:
+            collected: called when the state after a round is complete.
+            asking: called before uploads with noise are asked for, with the round and a digest of the answers so far;
+                returns whether the round was asked for before with another digest.
+        """
+        ...
 
 
 def execute(
@@ -56,6 +87,63 @@ def advance(plan: Plan, folder: Path, observer: Observer | None = None) -> Resul
         files.record(report)
 
     return compute(plan, observer, record, checkpoints.save, start, reports)
+
+
+def execute_by_seed(
+    plan: Plan,
+    folder: Path,
+    engine: Callable[[int], SeedEngine],
+    on_round: Callable[[Round], None],
+    say: Callable[[str], None],
+    draw: Draw,
+) -> Result:
+    """Runs one seed after the other into a folder, and resumes the run that was interrupted there."""
+    files = RunFolder(folder, plan.federation.names)
+    files.begin(plan.config)
+    result = Result(plan.method, plan.config, plan.federation, plan.label, plan.key)
+    for seed in plan.config.seeds:
+        reports = folder / "rounds" / f"seed{seed}"
+        finished = reports / "finished"
+        if finished.is_file():
+            result.rounds += journal.read(reports, int(finished.read_text(encoding="ascii")) + 1)
+        else:
+            _advance_seed(engine(seed), folder, seed, result, files, on_round, say)
+            write_atomically(finished, str(result.rounds[-1].round).encode())
+        result.asked[seed] = journal.asked(reports)
+    draw(result, folder)
+    files.finish(result)
+    Checkpoints(folder, 0).remove()
+    return result
+
+
+def _advance_seed(
+    engine: SeedEngine,
+    folder: Path,
+    seed: int,
+    result: Result,
+    files: RunFolder,
+    on_round: Callable[[Round], None],
+    say: Callable[[str], None],
+) -> None:
+    """Computes the rounds that a seed lacks, from its last checkpoint if there is one."""
+    states, reports = folder / "checkpoints" / f"seed{seed}", folder / "rounds" / f"seed{seed}"
+
+    def save() -> None:
+        state = engine.checkpoint()
+        if state is not None:
+            checkpoint_file.save(states, *state)
+
+    saved = checkpoint_file.load(states)
+    if saved is not None:
+        engine.restore(saved)
+        result.rounds += journal.read(reports, saved.round)
+        say(f"seed {seed} resumes in round {saved.round}, whose uploads had arrived")
+    files.restart(result.rounds)
+    for report in engine.rounds(save, partial(journal.ask, reports)):
+        journal.write(reports, report)
+        files.record(report)
+        result.rounds.append(report)
+        on_round(report)
 
 
 def compute(
