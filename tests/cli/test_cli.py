@@ -299,7 +299,11 @@ MISTAKES: dict[str, tuple[Callable[[], None], str, Sequence[str]]] = {
     "other image size": (other_size, "run local --data arrays:sets", ["client 'b'", "20x20", "16x16"]),
     "label out of range": (label_out_of_range, "run local --data arrays:sets", ["label 3 is out of range", "0..2"]),
     "images too small": (images, "run local --data folder:images --set image_size=8", ["at least 16x16, got 8x8"]),
-    "gamma below zero": (images, "run fedc2i --data folder:images --set gamma=-1", ["gamma", "at least 0, got -1"]),
+    "gamma below zero": (
+        images,
+        "run fedc2i --data folder:images --set gamma=-1",
+        ["gamma", "at least 0", "got", "-1"],
+    ),
     "unknown model": (images, "run local --data folder:images --model resnet", ["unknown model 'resnet'", "lenet5"]),
     "broken file": (broken_file, "run own.py:Mine", ["own.py: SyntaxError"]),
     "no validation data": (
