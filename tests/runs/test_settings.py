@@ -349,7 +349,7 @@ def test_every_setting_is_declared_once_with_help() -> None:
         ({"engine": "flower"}, {"deadline", "min_sites", "ray_address", "wire"}),
         ({"preset": True}, {"model", "rounds"}),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_what_settings_affect(effect: dict[str, Any], want: set[str]) -> None:
     assert set(names(RunSettings, **effect)) == want
