@@ -82,7 +82,7 @@ def resume(
             read, too.
         data: the `Federation`, if the run was started with one.
         model: the `Model`, if the run was started with one.
-        method: the `Method`, if the run was started with one of your own; for a comparison, all that it had of them.
+        method: the `Method`, if the run was started with your own; for a comparison, all that it had of them.
         device: another device to resume on; numbers are then not the same to the bit.
         observer: watches what is left to do.
 

@@ -229,12 +229,12 @@ def test_after_a_crash_the_same_command_goes_on_to_the_same_end(
         crash_at(grid, number)
         with pytest.raises(CrashError):
             lead(grid, wanted, said.append)
-        assert wanted.is_begun
+        assert wanted.is_unfinished
         assert not wanted.is_finished
     grid.before = lambda to, message: None
     got = lead(grid, wanted, said.append)
     assert wanted.is_finished
-    assert not wanted.is_begun
+    assert not wanted.is_unfinished
     assert_same(got, want)
     lines = metrics(tmp_path / "broken")
     assert len(lines) == len({line[:5] for line in lines})
@@ -312,13 +312,13 @@ def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path: Path, federation:
         job(tmp_path, policy=Policy(half=True)),
         job(tmp_path, classes=("z",)),
     ):
-        assert not other.is_begun
+        assert not other.is_unfinished
         with pytest.raises(UserError, match=r": holds a run with other settings; choose another --out$"):
             lead(grid, other, lambda line: None)
     after = files_below(tmp_path)
     assert {name for name in after if after[name] != before.get(name)} == {"log.txt"}
     slower = job(tmp_path, policy=Policy(deadline=30.0, poll=0.0, min_sites=2), wait=1.0)
-    assert slower.is_begun  # how long to wait does not decide the numbers
+    assert slower.is_unfinished  # how long to wait does not decide the numbers
     lead(grid, slower, lambda line: None)
 
 
@@ -336,7 +336,7 @@ def test_a_damaged_record_of_the_run_is_a_line(content: str, tmp_path: Path, fed
     with pytest.raises(UserError, match=r"run\.json: cannot be read|other settings") as refused:
         lead(grid_of(federation), job(tmp_path), lambda line: None)
     assert "\n" not in str(refused.value)
-    assert not job(tmp_path).is_begun
+    assert not job(tmp_path).is_unfinished
 
 
 @pytest.mark.parametrize("part", ["sizes", "names", "classes", "image", "run"])
@@ -516,7 +516,7 @@ def test_a_log_that_cannot_be_written_is_a_line(tmp_path: Path, federation: Fede
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"log\.txt: cannot be written \(Not a directory\)$"):
         lead(grid_of(federation), job(tmp_path / "file" / "run"), lambda line: None)
-    assert leading.Job(tmp_path / "file", "fedavg").is_begun is False
+    assert leading.Job(tmp_path / "file", "fedavg").is_unfinished is False
 
 
 def test_an_answer_to_an_earlier_seed_is_of_no_use_to_the_next(tmp_path: Path, federation: Federation) -> None:

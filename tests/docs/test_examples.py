@@ -36,7 +36,7 @@ def start(tmp_path: Path, script: str) -> str:
 def test_own_data(tmp_path: Path) -> None:
     printed = start(tmp_path, "own_data.py")
     assert "clinics: 3 clients, 10 classes, images 16x16" in printed
-    assert re.search(r"<Result of FedC²I on clinics, seeds \[0\]: accuracy received \d", printed)
+    assert re.search(r"<Result of FedC²I on clinics, seeds \[0\]: accuracy \d+\.\d+ before local training, \d", printed)
     assert "from files: 3 clients, {'dark': {'train': 300, 'validation': 0, 'test': 200}" in printed
     assert "one data set over four clients: {'Scans/1'" in printed
 

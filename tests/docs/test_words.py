@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-IN_SOURCE = 78  # in src/; lower it when the number falls
+IN_SOURCE = 0  # in src/
 
 # By what to say instead.
 AVOIDED = {

@@ -116,7 +116,7 @@ def test_an_inherited_name_is_no_name(federation: Federation) -> None:
     class Nameless(FedAvg):
         mine: int = 1
 
-    with pytest.raises(UserError, match="Nameless needs the class attributes name and title of its own"):
+    with pytest.raises(UserError, match="Nameless needs its own class attributes name and title"):
         prepare([Nameless()], {}, federation)
 
 
@@ -124,5 +124,5 @@ def test_results_print_briefly(federation: Federation) -> None:
     (plan,) = prepare(["fedavg"], {"rounds": 1, "epochs": 1}, federation, "lenet5")
     assert len(repr(federation)) < 1000
     result = execute(plan)
-    assert repr(result).startswith("<Result of FedAvg on toy, seeds [0]: accuracy received ")
+    assert repr(result).startswith("<Result of FedAvg on toy, seeds [0]: accuracy ")
     assert len(repr(result.outcomes)) < 200

@@ -397,7 +397,7 @@ BAD_INPUTS: dict[str, dict[str, tuple[Change, *tuple[str, ...]]]] = {
         ),
         "another header": (holds("a.mat", b"MATLAB 7.3 MAT-file".ljust(200)), "not that of MATLAB 5"),
         "a damaged type code": (mat_type_code, "b.mat: cannot be read"),
-        "cut off": (cut("a.mat", -7), "it is cut off"),
+        "cut off": (cut("a.mat", -7), "it is truncated"),
         "other names": (mat_of(A=np.zeros(3)), "it holds neither"),
         "images of floats": (mat_of(X=np.zeros((32, 32, 3, 4)), y=np.zeros((4, 1))), "images are float64"),
         "another shape": (mat_of(X=np.zeros((5, 5), np.uint8), y=np.zeros((4, 1))), "it holds X uint8 (5, 5)"),

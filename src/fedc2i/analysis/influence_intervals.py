@@ -127,9 +127,9 @@ def intervals(
         samples: of every client, or as many as it has.
         draws: of the bootstrap.
         level: of the intervals.
-        data: the `Federation`, if the run was begun with one.
-        model: the `Model`, if the run was begun with one.
-        method: the `Method`, if the run was begun with one of your own.
+        data: the `Federation`, if the run was started with one.
+        model: the `Model`, if the run was started with one.
+        method: the `Method`, if the run was started with your own.
         data_dir: where the data lies now, if it was moved.
 
     Raises:
@@ -243,5 +243,5 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     if isinstance(plan.method, FedC2ITopK):
         notes.append("In the run clients received a few models; here all of them.")
     if plan.config.options.get("max_age") is not None:
-        notes.append("In the run old models were left out (max_age); here every client's last model counts.")
+        notes.append("The run ignored old models (max_age); here every client's last model counts.")
     return tuple(notes)

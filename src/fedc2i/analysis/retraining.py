@@ -30,7 +30,7 @@ from fedc2i.runs.plan import Plan
 from fedc2i.runs.results import Result
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
-MOST_ORDERS = 5040  # orders that are all tried; of more, so many are drawn
+MOST_ORDERS = 5040  # orders that are all tried; of more, this many are drawn
 FEWEST = 3  # other clients: two can only agree or not
 DRAWN = 9999  # ways to exchange the clients, where there are too many for all
 
@@ -181,10 +181,10 @@ def check(plan: Plan, rounds: int, seeds: tuple[int, ...], say: Callable[[str], 
         plan: of the run.
         rounds: of every training.
         seeds: of every training; numbers are means over them.
-        say: is told what is being trained.
+        say: receives lines about what is being trained.
 
     Raises:
-        UserError: for a run whose clients cannot simply be left out, or whose method measures no influence.
+        UserError: for a run without whose clients one cannot simply train, or whose method measures no influence.
     """
     names, config = plan.federation.names, plan.config
     if len(names) < FEWEST + 1:

@@ -34,9 +34,9 @@ def init(
         list[str], typer.Option(help="A name or address by which sites reach it; may be repeated.", show_default=False)
     ],
     port: Annotated[int, typer.Option(help="Where it listens.")] = 9092,
-    bind: Annotated[str, typer.Option(help="The address it listens on; as it is, only this machine's.")] = "127.0.0.1",
+    bind: Annotated[str, typer.Option(help="The address it listens on; by default only this machine's.")] = "127.0.0.1",
 ) -> None:
-    """Make the coordinator's folder: its settings, an authority of its own, and a server certificate."""
+    """Make the coordinator's folder: its settings, its own authority, and a server certificate."""
     from fedc2i.deploy.coordinator_folder import make_coordinator
 
     made = make_coordinator(folder, host, port, bind)

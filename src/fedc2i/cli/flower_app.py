@@ -11,7 +11,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def flower_app() -> None:
-    """Print the folder of the Flower App, for `flwr run` on a Flower federation of your own."""
+    """Print the folder of the Flower App, for `flwr run` on your own Flower federation."""
     require_flower()
     from fedc2i.deploy.superlink_run import APP
 

@@ -56,7 +56,7 @@ def flower_local(
             f"--sites must be 1..{len(federation.clients)}, the clients of '{federation.name}', got {count}"
         )
     if values.get("partition") is not None:
-        raise UserError("partition: a site is one client of the data as it is")
+        raise UserError("partition: a site is one client of the data, which is not split further")
     federation = federation.select(federation.names[:count])
     sent = site_runs.without_data(values) | {"model": plan.config.model, "rounds": plan.config.rounds}
     prepare([method], sent, federation)  # refuses a topology or share that is wrong for this number of sites

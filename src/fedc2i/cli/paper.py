@@ -25,7 +25,7 @@ def paper(
     data_dir: Annotated[Path | None, typer.Option(help="Where the data lies; or the variable FEDC2I_DATA.")] = None,
     seeds: Annotated[str, typer.Option(help="For example 0,1,2 or 0-9.")] = "0,1,2",
     rounds: Annotated[
-        str | None, typer.Option(help="A trial with other rounds than the protocol's, in a folder of its own.")
+        str | None, typer.Option(help="A trial with other rounds than the protocol's, in a separate folder.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Tables and figures; the runs lie in runs/ below it.")] = Path("results"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",

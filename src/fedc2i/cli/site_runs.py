@@ -87,10 +87,10 @@ def folder_of(job: Job, out: Path | None, parent: Path) -> Path:
     from fedc2i.runs.folder import new_folder, slug
 
     if out is not None:
-        begun = replace(job, out=out.absolute()).is_begun
-        return out.absolute() if begun else new_folder(out).absolute()
+        unfinished = replace(job, out=out.absolute()).is_unfinished
+        return out.absolute() if unfinished else new_folder(out).absolute()
     for folder in sorted(parent.glob("*")):
-        if replace(job, out=folder).is_begun:
+        if replace(job, out=folder).is_unfinished:
             return folder
     stem, number = slug(Path(job.method).name), 1
     while (folder := parent / f"{stem}-{number:03d}").exists() and any(folder.iterdir()):

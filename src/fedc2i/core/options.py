@@ -143,7 +143,7 @@ def _kinds(hint: Any) -> list[Any]:
 
 
 def _accept(value: Any, kind: Any, limits: Limits) -> Any:
-    """A value of Python as it is stored; unlike `_convert_one`, text is not a number here."""
+    """A Python value in its stored form; unlike `_convert_one`, text is not a number here."""
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value
@@ -178,7 +178,7 @@ def _convert_one(value: Any, kind: Any) -> Any:
         raise ValueError
     if isinstance(value, bool) and kind is not str:
         raise ValueError
-    if hasattr(kind, "parse"):  # a type of its own, which also says what is `allowed`
+    if hasattr(kind, "parse"):  # a type that parses itself, and also says what is `allowed`
         return kind.parse(value)
     if kind is str and isinstance(value, (dict, list, tuple)):
         raise ValueError

@@ -99,7 +99,7 @@ class _Painter:
         return mask.transform(mask.size, Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC)
 
     def glyph(self, digit: int, *, neighbours: bool) -> Image.Image:
-        """A rendered digit as a mask, drawn at four times the size; neighbours are cut off by the sides."""
+        """A rendered digit as a mask, drawn at four times the size; the sides clip its neighbours."""
         faces = TEST_FACES if self.test else TRAIN_FACES
         font = _font(faces[self.rng.integers(len(faces))])
         mask = Image.new("L", (4 * SIZE, 4 * SIZE))
@@ -158,7 +158,7 @@ def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Fed
 
     Returns:
         The clients in the order ``Scans, Photos, Ink, Fonts, Signs``, or in the order asked for. Every call
-        returns the same bytes, in tensors of its own.
+        returns the same bytes, in new tensors.
 
     Raises:
         UserError: for an unknown or a repeated client name.

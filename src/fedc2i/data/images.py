@@ -27,7 +27,7 @@ def read_image(path: Path, size: int | None = None) -> np.ndarray[Any, np.dtype[
     """One image file as uint8 ``(H, W, 3)``, resized (bilinear, antialiased) to ``size`` x ``size`` if given.
 
     Raises:
-        UserError: if the file is not an image, is cut off, or has more than `MAX_PIXELS` pixels.
+        UserError: if the file is not an image, is truncated, or has more than `MAX_PIXELS` pixels.
     """
     if not path.is_file():  # a pipe or a device would never end
         raise UserError(f"{path}: not a file, an image is expected")

@@ -39,7 +39,7 @@ def read_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray[Any,
             code, size = struct.unpack(f"{order}2I", tag)
             element = stream.read(min(left, size))
             if len(element) != size:
-                raise ValueError("it is cut off")
+                raise ValueError("it is truncated")
             arrays |= _array(path, names, element if code == _PACKED else tag + element, code == _PACKED, order)
     return arrays
 

@@ -98,7 +98,7 @@ class Archive:
                 flat[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)  # an error if there is more
                 filled += len(piece)
         if filled != len(flat):
-            raise EOFError(f"{name} is cut off")
+            raise EOFError(f"{name} is truncated")
         if dtype.kind == "U":
             _check_letters(flat, dtype)
         values = flat.view(dtype) if dtype.itemsize else np.empty(0, dtype)

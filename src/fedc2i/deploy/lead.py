@@ -1,4 +1,4 @@
-"""A whole run over real sites: wait for them, then run every seed with the driver, which resumes after a crash.
+"""A whole run over real sites: wait for them, run every seed, write the run folder, and resume after a crash.
 
 checkpoints/       the state after the last two rounds of each seed, until the run is finished
 rounds/            the reports of finished rounds, until then
@@ -49,8 +49,8 @@ class Job:
     """A run to be led, as one flat record.
 
     Attributes:
-        out: the run folder; an unfinished run in it is resumed.
-        method: a method's name, with options after a colon, or ``FILE.py:CLASS``.
+        out: the run folder; an existing one is resumed.
+        method: a method's name, with options behind a colon, or ``FILE.py:CLASS``.
         settings: run settings and method options by name.
         sites: the sites' names in table order, where they are known.
         count: how many sites to wait for, where names are not known.
@@ -80,13 +80,13 @@ class Job:
         return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     @property
-    def is_begun(self) -> bool:
+    def is_unfinished(self) -> bool:
         """Whether its folder holds this very run, unfinished."""
         try:
-            begun = Job.from_json((self.out / JOB).read_text(encoding="utf-8"))
+            earlier = Job.from_json((self.out / JOB).read_text(encoding="utf-8"))
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        return begun.digest == self.digest and not self.is_finished
+        return earlier.digest == self.digest and not self.is_finished
 
     @property
     def is_finished(self) -> bool:
@@ -196,7 +196,7 @@ def _begin(job: Job, fleet: SiteConnections, say: Callable[[str], None]) -> tupl
 
 
 def _resume(job: Job, fleet: SiteConnections, say: Callable[[str], None]) -> tuple[str, RemoteFederation] | None:
-    """The run that was started in this folder, if there is one; waits for all its sites, not only for the first."""
+    """The run that was started in this folder, if any; waits for its sites, as the first to come is not all."""
     path = job.out / _RUN
     if not path.is_file():
         return None
@@ -221,9 +221,9 @@ def refuse_changed_files(job: Job) -> None:
         UserError: with the file's name, and what to do.
     """
     try:
-        begun = json.loads((job.out / _RUN).read_text(encoding="utf-8")).get("files", {})  # an earlier version has none
+        earlier = json.loads((job.out / _RUN).read_text(encoding="utf-8")).get("files", {})  # old versions have none
         now = _checksums(job)
-        others = [what for what, checksum in begun.items() if now.get(what, checksum) != checksum]
+        others = [what for what, checksum in earlier.items() if now.get(what, checksum) != checksum]
     except (
         OSError,
         ValueError,

@@ -1,7 +1,7 @@
 """The program that a site runs for `SuperNode`: Flower's SuperNode, and an executor that forks for each message.
 
 Flower starts a new Python for every message, which imports Flower, torch and the app: three seconds and more. Here an
-executor process imports them once and forks for each message, so every message still has a process of its own. The
+executor process imports them once and forks for each message, so every message still has its own process. The
 executor proves to the SuperNode that it belongs to it, by a secret that never leaves the two processes.
 """
 

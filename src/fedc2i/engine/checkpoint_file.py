@@ -39,7 +39,7 @@ class Checkpoint(NamedTuple):
 def save(folder: Path, round: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
     """Writes the state after ``round``; all but this and the one before it are removed.
 
-    A later one can only be there because it was damaged or of another run, and the run went on from one before it.
+    A later one can only be there because it was damaged or of another run, and the run resumed from an earlier one.
 
     Raises:
         UserError: if it cannot be written; earlier ones are then untouched.

@@ -113,7 +113,7 @@ class RunContext:
         return split.take(drawn[1].to(split.y.device))
 
     def draw_probe(self, data: ClientData, round: int) -> tuple[Literal["train", "validation"], Tensor] | None:
-        """The split and the indices of the probe, drawn anew every round; at most as many as the split has."""
+        """The split and the indices of the probe, newly drawn every round; at most as many as the split has."""
         probe = self.method.probe
         if probe is None:
             return None

@@ -2,7 +2,7 @@
 
 Flower promises stability only for its public modules, and the rest changes with every version. No other module may
 import it. This one is written for one version, `SUPPORTED`; for a new version, read it top to bottom, change it, and
-run ``tests/flower/test_compat.py`` and ``tests/deploy``. Flower is imported inside functions, as it is optional.
+run ``tests/flower/test_compat.py`` and ``tests/deploy``. Flower is imported inside functions, because it is optional.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _run_app(spec: Any) -> None:
 def run_executor(
     address: str, secret: bytes, preload: Sequence[str], launch: Callable[[Callable[[], None]], None]
 ) -> None:
-    """Takes messages from the SuperNode at ``address``; ``launch`` runs the work for each in a process of its own."""
+    """Takes messages from the SuperNode at ``address``; ``launch`` runs the work for each in its own process."""
     loop = importlib.import_module("flwr.supercore.superexec.run_superexec")
     for name in ("flwr.supernode.runtime.run_clientapp", *preload):
         importlib.import_module(name)

@@ -113,7 +113,7 @@ class Uploads:
     reports: Mapping[str, Tensor] = field(default_factory=dict)
 
     def recent(self, age: int) -> Uploads:
-        """Those sent at most so many rounds ago; the youngest if all are older."""
+        """Those sent at most ``age`` rounds ago; the youngest if all are older."""
         ages = self.ages.tolist()
         kept = [k for k, own in enumerate(ages) if own <= max(age, min(ages))]
         if len(kept) == len(ages):
@@ -158,7 +158,7 @@ class Download:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A federated method; as it stands, FedAvg with equal weights.
+    """A federated method; by default FedAvg with equal weights.
 
     Its two options are those of every method, so that any baseline can be given the same extras as a control. They act
     in local training (`RunContext.loss`, `training.train`) and need no line in a method. Each phase has its

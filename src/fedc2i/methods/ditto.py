@@ -60,7 +60,7 @@ class Ditto(FedAvg):
         return loss
 
     def predict(self, params: Params, x: Tensor, site: Site) -> Tensor:
-        """By the private model, which an exchange leaves as it is: both evaluation points agree."""
+        """By the private model, which an exchange does not change: both evaluation points agree."""
         return site.logits(_private(params, site.model), x)
 
     def other_predictions(self, params: Params, x: Tensor, site: Site) -> Mapping[str, Tensor]:

@@ -32,7 +32,7 @@ class FedBN(FedAvg):
     about = "FedAvg with private normalisation layers; needs a model that has some"
 
     def setup(self, params: Params, model: Model) -> Params:
-        """The model as it is.
+        """The unchanged model.
 
         Raises:
             UserError: if it has no normalisation layer: that would be FedAvg under another name.

@@ -1,7 +1,7 @@
 """FedC²I: every client mixes the others' models by their measured influence on it.
 
 Tan, Long, Jiang, Zhang, "Influence-Oriented Personalized Federated Learning". The server relays all models. Client m
-draws one batch, measures its loss with one model left out at a time,
+draws one batch, measures its loss without one model at a time,
 
     l_{-i}       with the mean of all bodies but θ_i
     l_{-i,-c}    with row c of its own head replaced by the mean of all rows φ_{j,c} but φ_{i,c}

@@ -39,7 +39,7 @@ from fedc2i.methods.messages import Peers
 
 @dataclass(frozen=True)
 class FedC2IMany(FedC2I):
-    """FedC²I with a share of effective models, an equal share of its own, and no old models."""
+    """FedC²I with a share of effective models, an equal share for the own model, and no old models."""
 
     name = "fedc2i-many"
     title = "FedC²I for many"

@@ -2,7 +2,7 @@
 
 In FedC²I every client receives all models. Here the server mixes for each, and a client receives its own mixed model
 and two means, of all bodies and of all heads. It cannot measure leave-one-out losses then, for any such mean would show
-it the model that is left out, θ_i = Mθ̄ − (M−1)θ^{-i}. It uploads a *statement* beside its model instead:
+it the removed model, θ_i = Mθ̄ − (M−1)θ^{-i}. It uploads a *statement* beside its model instead:
 
     l, g        the loss of (θ̄, φ_m) and its gradient with respect to θ̄
     l_c, g_c    for each class the loss of (θ_m, φ_m with the mean row φ̄_c) and its gradient with respect to that row

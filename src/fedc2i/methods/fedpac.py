@@ -12,7 +12,7 @@ Its local loss is CE + λ·MSE(h(x), P_y); a head epoch comes first, then body e
 
 As in the authors' code, weights are per client, not per class, and a client that sat a round out keeps its head. Unlike
 it, the programme is solved exactly (they drop eigenvalues below 0.01 when rounding makes the matrix indefinite, and
-weights below 0.001), prototypes are taken in evaluation mode, the head has no learning rate of its own (theirs is 0.1),
+weights below 0.001), prototypes are taken in evaluation mode, the head has no separate learning rate (theirs is 0.1),
 and the head epoch is one of the E epochs, not one more. PFLlib averages prototypes without counts and does not
 renormalise the truncated weights; FL-bench's file computes the weights but never applies them.
 """

@@ -8,7 +8,7 @@ without hyper-network. With features h, shared head G, private head P_m and n_c 
 
 Both losses are one scalar here. Each reaches parameters that the other does not, so its gradient, and the step of an
 optimiser that treats every number by itself (Adam, SGD), is that of two optimisers stepping in turn on the same batch,
-with h and g computed once before both steps. Computing them anew after the first step would differ in second order of
+with h and g computed once before both steps. Computing them again after the first step would differ in second order of
 the learning rate.
 
 PFLlib takes the same two steps. FL-bench trains θ through P_m as well and predicts with P_m alone: not the paper's.

@@ -215,7 +215,7 @@ def mean_of(result: Result) -> str:
 
 
 def plain(text: str) -> str:
-    """Text as it stands: between two dollar signs matplotlib would read a formula."""
+    """Plain text: between two dollar signs matplotlib would read a formula."""
     return text.replace("$", r"\$")
 
 

@@ -102,7 +102,7 @@ class Table:
         return f"**{self.title}**\n\n" + "\n".join(lines) + "\n" + (f"\n{notes}" if notes else "")
 
     def to_csv(self) -> str:
-        """For other programs: one line a row, means and deviations in columns of their own."""
+        """For other programs: one line a row, means and deviations in separate columns."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         split = [k for k in range(2, len(self.header)) if any(" ± " in row.cells[k] for row in self.rows)]

@@ -33,7 +33,7 @@ class Tracker(Protocol):
         ...
 
     def end(self, scores: Mapping[str, float], failed: bool) -> None:
-        """The run is over: its last numbers, and whether it was cut off."""
+        """The run is over: its last numbers, and whether it was interrupted."""
         ...
 
 
@@ -56,7 +56,7 @@ class TensorBoard:
         self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}")
 
     def scalars(self, round: int, values: Mapping[str, float]) -> None:
-        """Each as a curve of its own."""
+        """Each as a separate curve."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, round)
         self._writer.flush()

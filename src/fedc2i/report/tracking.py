@@ -1,11 +1,11 @@
-"""Experiment trackers: what a run reports, passed on to TensorBoard, MLflow or Weights & Biases as it comes.
+"""Experiment trackers: what a run reports, passed on to TensorBoard, MLflow or Weights & Biases at once.
 
 A tracker is four functions (`tracker_kinds.Tracker`); `Tracking` is the observer that feeds them, one for every seed:
 
     with fedc2i.track("tensorboard:logs", "mlflow") as tracking:
         fedc2i.run("fedc2i", "embedded", observer=tracking)
 
-A run that `resume` goes on with is another run of the tracker, which is told the rounds before the interruption first.
+A resumed run is another run of the tracker, which first receives the rounds before the interruption.
 Each is given the settings, then after every scored round ``<point>/<metric>/<client>`` and the mean over clients,
 ``<point>/<metric>``, a picture of the influence vectors, and at the end the mean scores. Nothing leaves the machine
 unless an address is given: W&B is used offline (``wandb sync`` uploads), MLflow's and W&B's reports to their makers are
@@ -60,7 +60,7 @@ class Tracking:
         self.close(failed=error is not None)
 
     def begin(self, result: Result) -> None:
-        """A run starts; the one before it has ended. One that is gone on with is told from its first round."""
+        """A run starts; the one before it has ended. A resumed one is passed on from its first round."""
         self.close()
         self._result, self._told = result, {}
         for seed in result.config.seeds:
@@ -76,7 +76,7 @@ class Tracking:
         """Of single clients nothing is tracked."""
 
     def round(self, report: Round) -> None:
-        """A round of one seed ended; one that was told is not told again."""
+        """A round of one seed ended; one that was passed on is not passed on again."""
         assert self._result is not None
         if report.round <= self._told.get(report.seed, 0):
             return
@@ -92,7 +92,7 @@ class Tracking:
                     tracker.image(report.round, _INFLUENCE, picture)
             except Exception as error:  # a server that is gone or a full disk: no reason to lose a run
                 self._trackers[report.seed].remove(tracker)
-                warnings.warn(f"{type(tracker).__name__} failed and is told no more: {error}", stacklevel=2)
+                warnings.warn(f"{type(tracker).__name__} failed and is dropped: {error}", stacklevel=2)
                 with contextlib.suppress(Exception):
                     tracker.end({}, failed=True)  # what it holds open
 

@@ -124,7 +124,7 @@ def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Makes a folder and keeps every other process out of this very function for it; a process that dies lets go.
 
     The folder itself is what is locked, so nothing but runs lies in a store. Systems without such locks go without. Who
-    has to wait for long is told so.
+    has to wait for long gets a line about it.
     """
     if fcntl is None:
         with writing(folder):

@@ -31,7 +31,7 @@ class Checkpoints:
     """Writes a run's checkpoints and reports, finds the one to resume from, and cleans up."""
 
     def __init__(self, folder: Path, every: int) -> None:
-        """In a run folder, a checkpoint after every so many rounds and after the last one; 0: none at all."""
+        """In a run folder, a checkpoint after every ``every`` rounds and after the last one; 0: none at all."""
         self._folder, self._every = folder, every
         self._states = folder / "checkpoints"
 

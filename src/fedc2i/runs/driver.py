@@ -159,7 +159,7 @@ def compute(
     Args:
         plan: what to run.
         observer: watches the run.
-        record: is given every report as it comes.
+        record: is given every report at once.
         keep: is given the state after every round, by engines that have one.
         start: the state to resume from.
         reports: of the rounds up to there.

@@ -85,7 +85,7 @@ class Fingerprint:
         Raises:
             UserError: for other settings, data or versions, or a changed file of the method or model.
         """
-        anew = f"run it anew (fedc2i run --config {folder / 'config.toml'})"
+        again = f"run it again (fedc2i run --config {folder / 'config.toml'})"
         if now.settings != self.settings:
             raise UserError(
                 f"{folder}: config.toml, a topology's file or an object given is not what the run was started with"
@@ -99,14 +99,14 @@ class Fingerprint:
                 file = one_line(plugins.file_of(dict(json.loads(now.settings))[what]))
                 raise UserError(
                     f"{folder}: {file}, where its {what} comes from, is not what it was when the run started; "
-                    f"put it back, or {anew}"
+                    f"put it back, or {again}"
                 )
         for package in _BITS:
             was, here = self.versions.get(package), now.versions.get(package)
             if was != here:
                 raise UserError(
                     f"{folder}: started with {package} {was}, and here is {here}, which may give other numbers; "
-                    f"resume with {package} {was}, or {anew}"
+                    f"resume with {package} {was}, or {again}"
                 )
 
 

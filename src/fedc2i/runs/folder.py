@@ -34,7 +34,7 @@ MOST_LETTERS = 100  # of a folder's name that is made from a data set's path
 
 
 class RunFolder:
-    """Writes one run's files into a folder of its own."""
+    """Writes one run's files into its folder."""
 
     def __init__(self, path: Path, clients: tuple[str, ...]) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class RunFolder:
         self.write("config.toml", config.to_toml().encode(), durable=True)
 
     def restart(self, reports: Sequence[Round]) -> None:
-        """Begins the metrics anew with reports of rounds that were finished before the run was interrupted."""
+        """Rewrites the metrics with reports of rounds that were finished before the run was interrupted."""
         self.write("metrics.jsonl", "".join(self._lines(report) for report in reports).encode())
 
     def record(self, report: Round) -> None:

@@ -143,7 +143,7 @@ def _read_metrics(path: Path, names: tuple[str, ...], seed: int) -> dict[int, di
 
 
 class _Refused(NamedTuple):
-    """Whose uploads were left out in a round, who took part if nobody else did, and what was wrong."""
+    """Whose uploads were rejected in a round, who took part if nobody else did, and what was wrong."""
 
     clients: tuple[str, ...]
     participants: tuple[str, ...]

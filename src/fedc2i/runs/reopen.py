@@ -33,7 +33,7 @@ def reopen(
         folder: the run's.
         data: the `Federation`, if the run was started with one.
         model: the `Model`, if the run was started with one.
-        method: the `Method`, if the run was started with one of your own.
+        method: the `Method`, if the run was started with your own.
         data_dir: where the data lies now, if it was moved.
 
     Raises:

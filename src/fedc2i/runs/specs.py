@@ -73,7 +73,7 @@ def is_listed(method: Method) -> bool:
 
 def _require_name(kind: type[Method], where: str) -> None:
     if not (vars(kind).get("name") and vars(kind).get("title")):  # inherited ones would pass it off as its parent
-        raise UserError(f"{where} needs the class attributes name and title of its own")
+        raise UserError(f"{where} needs its own class attributes name and title")
 
 
 def option_names(kind: type[Method]) -> list[str]:

@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 
 def draw_epochs(samples: int, training: TrainingSettings, generator: torch.Generator) -> list[list[Tensor]]:
-    """For every epoch its batches, each a tensor of sample indices, shuffled anew every epoch."""
+    """For every epoch its batches, each a tensor of sample indices, shuffled again every epoch."""
     size = training.batch_size
     epochs = []
     for _ in range(training.epochs):

@@ -35,7 +35,7 @@ def first_order_losses(
 def first_order_changes(
     loss: Callable[[Params], Tensor], bodies: Stacked, valid: Tensor, differentiable: Iterable[str]
 ) -> tuple[Tensor, Tensor]:
-    """The loss at the mean θ̄ of K bodies, and how it changes when one of them is left out.
+    """The loss at the mean θ̄ of K bodies, and how it changes when one of them is removed.
 
     Args:
         loss: as in `client_losses`, and differentiable.

@@ -67,7 +67,7 @@ def read_intervals(folder: Path, clients: Sequence[str]) -> IntervalTable | None
             raise ValueError("of another version or other clients")
         return None if found["vector"] is None else _table(found)
     except _DAMAGED as error:
-        again = f"`fedc2i influence show {folder}` writes it anew"
+        again = f"`fedc2i influence show {folder}` writes it again"
         raise UserError(f"{path}: cannot be read ({flaw(error)}); {again}") from None
 
 

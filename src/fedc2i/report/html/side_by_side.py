@@ -19,7 +19,7 @@ from fedc2i.runs.results import Array, Result
 from fedc2i.runs.settings import RunSettings
 
 MOST_NAMED = 6  # seeds listed in a line
-MOST_COLUMNS = 12  # clients with a column of their own
+MOST_COLUMNS = 12  # clients with their own column
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ class StackedExecutor:
         return self._cached(first, kind, tensors, lambda: GraphedFunction(function, self._device))
 
     def _cached(self, first: ClientBatch, kind: _Kind, tensors: _SiteTensors, make: Callable[[], _Made]) -> _Made:
-        """What was made for this kind of work and these shapes; made anew where the round's number matters.
+        """What was made for this kind of work and these shapes; made again where the round's number matters.
 
         What was not used in this round or the last is dropped when something new is made: every CUDA graph reserves
         the memory it needs.

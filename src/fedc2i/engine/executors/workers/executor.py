@@ -50,7 +50,7 @@ class WorkersExecutor:
             raise
 
     def _share(self, data: Sequence[ClientData]) -> list[tuple[str, Layout]]:
-        """Where the clients' data lies in shared memory, copied anew: tensors of the last run may have changed."""
+        """Where the clients' data lies in shared memory, copied again: tensors of the last run may have changed."""
         clients, end = [], 0
         for own in data:
             layout, end = self._pool.data.write(describe(own), end)

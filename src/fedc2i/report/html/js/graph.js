@@ -1,7 +1,7 @@
 // Who helps whom: an arrow from the helper to the one that is helped, as thick as its influence.
 const CLEARLY = 1.1; // times an equal share
 
-/** λ between nodes: share[b][a] is what a member of b gives to the members of a in all, itself left out; and the equal share. */
+/** λ between nodes: share[b][a] is what a member of b gives to the members of a in all, except itself; and the equal share. */
 function nodeShares(rows) {
   const { labels, of } = currentRun().nodes;
   const sizes = labels.map((_, a) => of.filter((node) => node === a).length);
