@@ -1,4 +1,4 @@
-"""A whole run over real sites: wait for them, run every seed, write the run folder, and resume after a crash.
+"""A whole run over real sites: wait for them, then run every seed with the driver, which resumes after a crash.
 
 checkpoints/       the state after the last two rounds of each seed, until the run is finished
 rounds/            the reports of finished rounds, until then
@@ -49,8 +49,8 @@ class Job:
     """A run to be led, as one flat record.
 
     Attributes:
-        out: the run folder; an existing one is resumed.
-        method: a method's name, with options behind a colon, or ``FILE.py:CLASS``.
+        out: the run folder; an unfinished run in it is resumed.
+        method: a method's name, with options after a colon, or ``FILE.py:CLASS``.
         settings: run settings and method options by name.
         sites: the sites' names in table order, where they are known.
         count: how many sites to wait for, where names are not known.
@@ -196,7 +196,7 @@ def _begin(job: Job, fleet: SiteConnections, say: Callable[[str], None]) -> tupl
 
 
 def _resume(job: Job, fleet: SiteConnections, say: Callable[[str], None]) -> tuple[str, RemoteFederation] | None:
-    """The run that was started in this folder, if any; waits for its sites, as the first to come is not all."""
+    """The run that was started in this folder, if there is one; waits for all its sites, not only for the first."""
     path = job.out / _RUN
     if not path.is_file():
         return None

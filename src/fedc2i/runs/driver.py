@@ -1,7 +1,7 @@
 """The one way from a plan to a result: start or resume, compute with an engine, and write the run folder.
 
 `execute` runs all seeds side by side in the simulator. `execute_by_seed` runs one seed after the other, with an engine
-such as the coordinator of real sites; each seed then has checkpoints of its own.
+such as the coordinator of real sites; each seed then has its own checkpoints.
 """
 
 from __future__ import annotations
