@@ -60,3 +60,14 @@ def test_errors_of_the_partition_reach_the_caller() -> None:
 @pytest.mark.parametrize("module", [sources, arrays])
 def test_examples_in_docstrings(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("file", "meant"), [("a/cat/1.png", "folder:pacs"), ("a.npz", "arrays:pacs")])
+def test_a_folder_that_exists_is_recognised(
+    file: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pacs" / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "pacs" / file).touch()
+    with pytest.raises(UserError, match=f"did you mean {meant}"):
+        load("pacs")

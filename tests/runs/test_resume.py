@@ -308,8 +308,8 @@ def test_a_state_of_other_types_is_refused_in_a_line(
     cut_run(monkeypatch, tmp_path, plan(federation, model, seeds=(0,)))
     saved = checkpoint_file.load(tmp_path / "checkpoints")
     assert saved is not None
-    names = ("sent", "audience", "downloads", "patience", "bytes_told", "on_cpu")
-    for name, odd in [*((name, None) for name in names), ("sent", []), ("bytes_told", float("inf"))]:
+    names = ("sent", "downloads", "patience", "report_bytes", "on_cpu", "layout")
+    for name, odd in [*((name, None) for name in names), ("sent", []), ("report_bytes", float("inf"))]:
         values = {"0": {**saved.values["0"], name: odd}}
         checkpoint_file.save(tmp_path / "checkpoints", 1, saved.tensors, values)
         with pytest.raises(UserError, match=r"the checkpoint after round 1 is damaged \("):

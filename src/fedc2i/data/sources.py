@@ -44,7 +44,7 @@ def load(
     """
     name, _, argument = spec.partition(":")
     if name not in SOURCES:
-        raise UserError(f"data source '{name}' is unknown{nearest(name, SOURCES)}, allowed are {', '.join(SOURCES)}")
+        raise UserError(f"data source '{name}' is unknown{_hint(spec)}, allowed are {', '.join(SOURCES)}")
     if image_size is not None and (type(image_size) is not int or not MIN_SIZE <= image_size <= MAX_SIZE):
         raise UserError(f"image_size is {image_size}, allowed are whole numbers from {MIN_SIZE} to {MAX_SIZE}")
     for path in (argument, str(data_dir or "")):
@@ -59,3 +59,15 @@ def load(
     source = importlib.import_module(f"fedc2i.data.{name}")
     federation: Federation = source.load(argument, data_dir=data_dir, image_size=image_size)
     return federation if partition is None else partition_clients(federation, partition, seed)
+
+
+def _hint(spec: str) -> str:
+    """What the user may have meant: a folder or a directory of archives that exists, or a similar name."""
+    path = Path(spec)
+    try:
+        if spec and path.is_dir():
+            kind = "arrays" if any(path.glob("*.npz")) else "folder"
+            return f"; did you mean {kind}:{spec}?"
+    except (OSError, ValueError):  # no name that a file can have
+        pass
+    return nearest(spec.partition(":")[0], SOURCES)

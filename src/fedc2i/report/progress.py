@@ -16,6 +16,8 @@ from fedc2i.report.points import WHEN
 from fedc2i.report.wording import counted
 from fedc2i.runs.results import Result
 
+WIDE = 120  # columns of a terminal that has room for the seeds, a long bar and the client count
+
 
 class ProgressView:
     """An observer that shows rounds, clients, time left and current accuracies on ``console``."""
@@ -23,6 +25,7 @@ class ProgressView:
     def __init__(self, console: Console, runs: int) -> None:
         """Watches ``runs`` runs in a row, each with all its seeds."""
         self._console = console
+        self._is_wide = console.width >= WIDE
         self._runs = runs
         self._started = 0
         self._label = ""
@@ -32,7 +35,7 @@ class ProgressView:
         self._refused: Counter[tuple[int, str]] = Counter()  # uploads, by seed and client
         self._live = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=24 if self._is_wide else 8),
             MofNCompleteColumn(),
             TextColumn("{task.fields[clients]}"),
             TimeRemainingColumn(),
@@ -62,12 +65,14 @@ class ProgressView:
         where = "" if ":" in result.config.data else f" on {result.config.data}"  # a path would take the whole line
         seeds = ", ".join(map(str, result.config.seeds))
         self._label = f"[{self._started}/{self._runs}] {result.label}{where}, seed{'s' * (',' in seeds)} {seeds}"
-        self._task = self._live.add_task(self._label, total=result.config.rounds, clients="", accuracy="")
+        shown = self._label if self._is_wide else f"[{self._started}/{self._runs}] {result.label}"
+        before = max((report.round for report in result.rounds), default=0)  # of a run that resumes: they took no time
+        self._task = self._live.add_task(shown, total=result.config.rounds, completed=before, clients="", accuracy="")
 
     def client(self, done: int, of: int) -> None:
         """Local runs finished within the round."""
         assert self._task is not None
-        self._live.update(self._task, clients=f"client {done}/{of}")
+        self._live.update(self._task, clients=f"client {done}/{of}" if self._is_wide else "")
 
     def round(self, report: Round) -> None:
         """A round of one seed ended."""
