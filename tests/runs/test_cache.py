@@ -372,6 +372,25 @@ def test_killed_computation_resumes_after_its_last_checkpoint(
             ).read_bytes()
 
 
+def test_damaged_checkpoints_start_the_computation_again(plan: MakePlan, store: Store) -> None:
+    planned = plan(rounds=3, executor="looped")
+
+    class Stopped(Watch):
+        def round(self, report: Round) -> None:
+            if report.round == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.compute(planned, Stopped())
+    states = list(store.folder(planned, 0).glob("checkpoints/round*.safetensors"))
+    assert states
+    for path in states:
+        path.write_bytes(b"damaged")
+    watch = Watch()
+    assert len(store.compute(planned, watch).rounds) == 2 * 3
+    assert min(report.round for report in watch.rounds) == 1
+
+
 class Trap:
     """Makes a file when it is unpickled."""
 

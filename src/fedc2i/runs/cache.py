@@ -19,7 +19,7 @@ from fedc2i.core import plugins
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import writing
 from fedc2i.core.version import versions
-from fedc2i.runs.driver import advance, checkpoints_of
+from fedc2i.runs.driver import advance, checkpoints_of, latest
 from fedc2i.runs.fingerprint import Fingerprint, neighbours
 from fedc2i.runs.folder import RunFolder, slug
 from fedc2i.runs.plan import Observer, Plan
@@ -106,6 +106,7 @@ class Store:
             seeds = () if was is None else tuple(int(seed) for seed in json.loads(was.settings)["seeds"])
             found = _with_seeds(plan, seeds) if seeds else None
             if found and found.fingerprint == was and set(self.missing(found)) == set(missing):
+                latest(found, working)  # damaged checkpoints are removed below, and the seeds start again
                 return found
         except (UserError, ValueError, KeyError, TypeError):
             pass

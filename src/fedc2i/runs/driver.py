@@ -71,8 +71,7 @@ def advance(plan: Plan, folder: Path, observer: Observer | None = None) -> Resul
         UserError: if there are checkpoints, and the run cannot resume from any of them.
     """
     files, checkpoints = RunFolder(folder, plan.federation.names), checkpoints_of(plan, folder)
-    run = plan.method, plan.model, plan.federation, plan.config, plan.config.seeds
-    start, reports = checkpoints.latest(plan.config.seeds, partial(check_state, *run)) or (None, [])
+    start, reports = latest(plan, folder) or (None, [])
     checkpoints.clean()
     checkpoints.begin(plan.fingerprint)  # first: a folder with a config.toml can be resumed
     files.begin(plan.config)
@@ -192,6 +191,16 @@ def compute(
         result.outcomes = simulate(*run, config.torch_device(), on_round, on_client, keep, start)
     result.rounds.sort(key=lambda report: config.seeds.index(report.seed))
     return result
+
+
+def latest(plan: Plan, folder: Path) -> tuple[ResumePoint, list[Round]] | None:
+    """The state to resume from, with the reports up to there; None if the run has to start.
+
+    Raises:
+        UserError: if there are checkpoints, and the run cannot resume from any of them.
+    """
+    run = plan.method, plan.model, plan.federation, plan.config, plan.config.seeds
+    return checkpoints_of(plan, folder).latest(plan.config.seeds, partial(check_state, *run))
 
 
 def checkpoints_of(plan: Plan, folder: Path) -> Checkpoints:

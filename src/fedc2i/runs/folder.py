@@ -6,7 +6,7 @@ influence.npz      λ and Λ (and their losses) of every round and seed
 models/            every client's last model at both points, safetensors
 *.png              figures
 summary.json       scores, cost, versions, data checksums; written last, so its presence means the run is complete
-checkpoints/, rounds/   until then: what an interrupted run needs to resume, see `fedc2i.runs.fingerprint`
+checkpoints/, rounds/   until then: what an interrupted run needs to resume, see `fedc2i.runs.checkpoint`
 """
 
 from __future__ import annotations

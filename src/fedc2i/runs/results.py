@@ -138,7 +138,7 @@ class Result:
 
     @property
     def bytes_down(self) -> int:
-        """What it received; with `top_k` rounds differ."""
+        """What it received; with `fedc2i-top-k` rounds differ."""
         return round(float(np.mean([report.bytes_down for report in self.rounds])))
 
     @property
