@@ -17,11 +17,14 @@ if TYPE_CHECKING:  # what type checkers and editors see; names are imported on f
     from fedc2i.api import compare, resume, run
     from fedc2i.core.errors import UserError
     from fedc2i.core.options import option
+    from fedc2i.core.params import mix
     from fedc2i.data.arrays import from_arrays
     from fedc2i.data.federation import Client, Federation, Split
     from fedc2i.data.sources import load
     from fedc2i.methods.base import Download, Method, Phase, Probe, Site, Uploads
     from fedc2i.methods.math.influence import class_losses, client_losses, influence
+    from fedc2i.methods.math.prototypes import Prototypes, average, prototypes
+    from fedc2i.methods.messages import Message
     from fedc2i.models.model import Model, split
     from fedc2i.report.comparison import comparison_table
     from fedc2i.report.plots import plot_accuracy, plot_influence
@@ -37,10 +40,12 @@ __all__ = [
     "Comparison",
     "Download",
     "Federation",
+    "Message",
     "Method",
     "Model",
     "Phase",
     "Probe",
+    "Prototypes",
     "Result",
     "Score",
     "Site",
@@ -48,6 +53,7 @@ __all__ = [
     "Uploads",
     "UserError",
     "__version__",
+    "average",
     "class_losses",
     "client_losses",
     "compare",
@@ -55,9 +61,11 @@ __all__ = [
     "from_arrays",
     "influence",
     "load",
+    "mix",
     "option",
     "plot_accuracy",
     "plot_influence",
+    "prototypes",
     "read_model",
     "read_run",
     "resume",
@@ -70,11 +78,14 @@ _NAMES_IN = {
     "api": ("compare", "resume", "run"),
     "core.errors": ("UserError",),
     "core.options": ("option",),
+    "core.params": ("mix",),
     "data.arrays": ("from_arrays",),
     "data.federation": ("Client", "Federation", "Split"),
     "data.sources": ("load",),
     "methods.base": ("Download", "Phase", "Probe", "Site", "Uploads"),
     "methods.math.influence": ("class_losses", "client_losses", "influence"),
+    "methods.math.prototypes": ("Prototypes", "average", "prototypes"),
+    "methods.messages": ("Message",),
     "methods.registry": ("Method",),  # which has registered the names that are taken
     "models.model": ("Model", "split"),
     "report.comparison": ("comparison_table",),
