@@ -56,7 +56,7 @@ AT_ONCE = 2**26  # numbers of mixed models in memory
 FEW_AT_ONCE = 16  # draws, where each has forward passes of its own
 FEWEST_DRAWS = 20
 MOST_ENTRIES = 100_000  # in a file that a page or a person still reads
-MEASURING = "fedc2i, fedc2i-plus, fedc2i-many and fedfomo"
+MEASURING = "fedc2i, fedc2i-client, fedc2i-plus, fedc2i-many and fedfomo"
 _ENDS = ("estimate", "low", "high")
 
 

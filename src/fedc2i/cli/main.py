@@ -86,7 +86,7 @@ def main() -> None:
         message = error.message if "Did you mean" in error.message else error.format_message()  # never asked twice
         _fail(message + hint)
     except (KeyboardInterrupt, click.Abort):
-        hint = "finished work is kept; `fedc2i resume` resumes a run, the same command resumes a study"
+        hint = "finished work is kept; `fedc2i resume` resumes a run, the same command resumes `fedc2i paper`"
         print(f"fedc2i: interrupted; {hint}", file=sys.stderr, flush=True)
         simulation = sys.modules.get("fedc2i.flower.simulation")
         if simulation is not None and simulation.was_interrupted:  # its threads wait for processes that have ended

@@ -34,7 +34,9 @@ def short_name(data: str) -> str:
     """The data as part of a folder's name: of a file or folder only its own name, e.g. ``pacs``."""
     _, _, argument = data.partition(":")
     path = Path(argument).expanduser()
-    return slug(path.resolve().stem if argument and path.exists() else data)
+    if not argument or not path.exists():
+        return slug(data)
+    return slug(path.resolve().name if path.is_dir() else path.resolve().stem)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def settings_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
         if values.get(name) is not None:
             raise UserError(f"{name} is set by each site, in its site.toml")
     kind, name, own = parse(method)
-    config = make(kind, {**values, **own, "method": name})
+    config = make(kind, {**values, **own, "method": name, "engine": "flower"})
     kind(**config.options)
     return absolute_settings(values)
 

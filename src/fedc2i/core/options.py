@@ -185,29 +185,3 @@ def _convert_one(value: Any, kind: Any) -> Any:
     if kind in (int, float, str):
         return kind(value) if kind is not int else int(float(value))
     raise TypeError
-
-
-def check_choice(instance: Any, *names: str) -> None:
-    """Refuses a value outside a field's ``Literal``; for ``__post_init__``, so that Python users are checked too."""
-    hints = typing.get_type_hints(type(instance))
-    for name in names:
-        value = getattr(instance, name)
-        if value not in get_args(hints[name]):
-            raise UserError(f"{name} must be {describe(hints[name])}, got '{value}'")
-
-
-def check_at_least(instance: Any, low: float, *names: str) -> None:
-    """Refuses a number below ``low``, or one that is not finite."""
-    for name in names:
-        value = getattr(instance, name)
-        if not isinstance(value, (int, float)) or not low <= value < float("inf"):
-            raise UserError(f"{name} must be a finite number of at least {low:g}, got {value}")
-
-
-def check_whole(instance: Any, low: int, *names: str, also: str | None = None) -> None:
-    """Refuses anything but a whole number of at least ``low``, or the word ``also``."""
-    for name in names:
-        value = getattr(instance, name)
-        if value != also and not (type(value) is int and value >= low):
-            word = "" if also is None else f", or {also}"
-            raise UserError(f"{name} must be a whole number of at least {low}{word}, got '{value}'")

@@ -1,6 +1,6 @@
 """Every table and figure of the paper as a recipe: which runs it needs, and what is made of them.
 
-`ARTEFACTS` names them. Runs that several recipes share are computed once (`store.Store`). All go by the protocol's
+`ARTEFACTS` names them. Runs that several recipes share are computed once (`runs.cache.Store`). All go by the protocol's
 presets; only seeds, rounds and the device are the user's. Only the last round is scored, as tables show no other.
 """
 

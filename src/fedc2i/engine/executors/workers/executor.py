@@ -18,7 +18,7 @@ from fedc2i.core.params import Params, Stacked, stack
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.executors.workers.pool import Pool, Worker
-from fedc2i.engine.executors.workers.process import Job, PlacedBatch, describe
+from fedc2i.engine.executors.workers.process import PlacedBatch, WorkerJob, describe
 from fedc2i.engine.executors.workers.shared_memory import Layout
 from fedc2i.engine.records import Metrics
 
@@ -124,8 +124,8 @@ class _Step:
         )
         places = [(t, k) for t, batch in enumerate(batches) for k in range(len(batch.clients))]
         places.sort(key=lambda place: -data[batches[place[0]].clients[place[1]]].samples)
-        self._jobs = deque(Job(what, *place) for place in places if what != "score")
-        self._scores: deque[Job] = deque()
+        self._jobs = deque(WorkerJob(what, *place) for place in places if what != "score")
+        self._scores: deque[WorkerJob] = deque()
         self._extras: dict[_Place, Params] = {}
         self._sums: dict[_Place, dict[Any, Mapping[str, Tensor]]] = {place: {} for place in places}
         self.results: list[Stacked] = []
@@ -133,12 +133,12 @@ class _Step:
             for place in places:
                 self._queue_scores(place)
 
-    def next_job(self) -> Job | None:
+    def next_job(self) -> WorkerJob | None:
         """What a worker should do now, if anything."""
         queue = self._jobs or self._scores
         return queue.popleft() if queue else None
 
-    def take(self, job: Job, answer: Any, worker: Worker) -> None:
+    def take(self, job: WorkerJob, answer: Any, worker: Worker) -> None:
         """A worker's answer."""
         place = job.batch, job.place
         if job.what == "score":
@@ -158,7 +158,7 @@ class _Step:
 
     def _queue_scores(self, place: _Place) -> None:
         pieces = self._client(place).pieces()
-        self._scores.extend(Job("score", *place, piece, self._what != "score") for piece in pieces)
+        self._scores.extend(WorkerJob("score", *place, piece, self._what != "score") for piece in pieces)
 
     @property
     def extras(self) -> list[Stacked]:

@@ -38,7 +38,7 @@ class PlacedBatch(NamedTuple):
     round: int
 
 
-class Job(NamedTuple):
+class WorkerJob(NamedTuple):
     """Something to do for one client: ``train``, ``personalise``, or ``score`` a piece of its data."""
 
     what: str
@@ -76,7 +76,7 @@ class _WorkerState:
             for batch in batches
         ]
 
-    def job(self, job: Job) -> Any:
+    def job(self, job: WorkerJob) -> Any:
         """The answer: floats, or where tensors are."""
         batch, params, results, download = self._batches[job.batch]
         number = batch.clients[job.place]
