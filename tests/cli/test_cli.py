@@ -369,11 +369,12 @@ def test_interrupt_is_no_traceback(data: str, monkeypatch: pytest.MonkeyPatch) -
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedc2i.runs.plan.simulate", interrupt)
+    monkeypatch.setattr("fedc2i.runs.driver.simulate", interrupt)
     answer = call("run", "local", "--data", data, *QUICK, "--out", "my run")
     assert answer.code == 130
     assert answer.err.splitlines()[-2:] == [
         "To resume: fedc2i resume 'my run'",
-        "fedc2i: interrupted; finished work is kept; `fedc2i resume` resumes a run, the same command resumes a study",
+        "fedc2i: interrupted; finished work is kept; `fedc2i resume` resumes a run, the same command resumes "
+        "`fedc2i paper`",
     ]
     assert not Path("my run/summary.json").exists()

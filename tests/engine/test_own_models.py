@@ -19,9 +19,9 @@ from fedc2i.core import memory, seeding
 from fedc2i.core.errors import UserError
 from fedc2i.data.arrays import from_arrays
 from fedc2i.data.federation import Federation
-from fedc2i.engine import simulator
 from fedc2i.engine.checks import check
 from fedc2i.engine.client import ClientData, RunContext
+from fedc2i.engine.executors.choice import new_executor
 from fedc2i.engine.executors.looped import LoopedExecutor
 from fedc2i.engine.executors.stacked.compatibility import obstacle
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
@@ -308,7 +308,7 @@ def test_auto_takes_the_loop_by_itself(
     model = double({**STACKS, **{name: own for name, (own, _) in LOOPED_ONLY.items()}}[kind])
     data = [ClientData.place(client, CLASSES, torch.device("cpu")) for client in uneven.clients]
     recipes = [RunContext(FedAvg(), model, TRAINING, 1, 0)]
-    executor = simulator._executor(recipes, data, EngineSettings(), torch.device("cuda"), None)
+    executor = new_executor(recipes, data, EngineSettings(), torch.device("cuda"), None)
     assert isinstance(executor, kept)
     said = [str(warning.message) for warning in recwarn if "executor" in str(warning.message)]
     expected = (
@@ -475,7 +475,7 @@ def test_grey_images_that_are_not_square() -> None:
         (
             np.zeros((4, 9, 9), np.uint8),
             np.array([0, 1, -100, 0]),
-            "label -100 is out .*; leave samples without a label",
+            "label -100 is out .*; remove samples without a label",
         ),
         (np.zeros((4, 9, 9), np.uint8), np.arange(4.0), "float64 of shape .* whole numbers"),
         (np.zeros((4, 9, 9), np.uint8), np.zeros((4, 1), int), r"of shape \(4, 1\), but whole numbers of shape \(N,\)"),

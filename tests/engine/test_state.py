@@ -135,7 +135,7 @@ def test_what_is_the_same_is_written_once(
 def test_the_size_of_a_state_by_hand(
     settings: dict[str, Any], models: int, federation: Federation, model: Model
 ) -> None:
-    found = state_size(FedAvg(), model, federation, EngineSettings(3, **settings), (0, 1))
+    found = state_size(FedAvg(), model, federation, EngineSettings(rounds=3, **settings), (0, 1))
     assert found == 2 * models * size_in_bytes(model.init(0))
 
 

@@ -100,7 +100,7 @@ def test_a_share_is_drawn_once_for_each_seed() -> None:
         ("nan@", "attack must be KIND"),
         (";", "attack must be KIND"),
         ('nan@a"', "attack must be KIND"),
-        ("nan@" + "\x1b" * 999, "attack: no client '" + "?" * 60 + "...'"),
+        ("nan@" + "\x1b" * 999, "attack: no client ''"),
     ],
 )
 def test_anything_else_is_refused_in_a_line(text: str, message: str) -> None:

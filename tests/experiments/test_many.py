@@ -399,7 +399,7 @@ def test_second_call_runs_nothing_and_writes_the_same(
     out, answer = finished
     before = files_below(out)
     (out / TRIAL / "many-domain-share.md").unlink()
-    monkeypatch.setattr("fedc2i.runs.plan.simulate", None)
+    monkeypatch.setattr("fedc2i.runs.driver.simulate", None)
     again = study(data, out, *CUT)
     assert (again.code, again.out) == (0, answer.out)
     assert again.err.startswith(f"Tables go to {out / TRIAL}; 0 runs to compute\n")

@@ -161,11 +161,11 @@ def test_a_server_passes_on_what_its_own_clients_said() -> None:
 
     samples, models = torch.ones(4), {"w": torch.zeros(4, 1)}
     server = Server(Noting(k=1), samples, models, sources=(0, 2, 3))
-    server.receive([0, 1, 3], {"w": torch.ones(3, 1)}, 1)
+    server.mailbox.receive([0, 1, 3], {"w": torch.ones(3, 1)}, 1)
     server.combine(1)
     assert (seen[-1].round, seen[-1].reports, seen[-1].clients) == (1, {}, (0, 3))
     server.take_reports([3], [0, 3], {"influence_vector": torch.tensor([[0.25, 0.75]])})
-    server.receive([2], {"w": torch.ones(1, 1)}, 2)
+    server.mailbox.receive([2], {"w": torch.ones(1, 1)}, 2)
     server.combine(2)
     nan = torch.nan
     want = torch.tensor([[nan, nan, nan], [nan, nan, nan], [0.25, nan, 0.75]])

@@ -27,7 +27,7 @@ FLAGS = (
 )
 NAMES = ("Scans", "Photos", "<script>window.hacked=1</script>", "Fonts", "Signs & more")
 ROUNDS, SEEDS, LOADS = 20, 2, 3
-SECONDS = 2.0  # until the page can be used, of a core's own time: other processes on a busy machine do not count
+SECONDS = 3.0  # until the page can be used, of a core's own time: other processes on a busy machine do not count
 NARROW, WIDE = (390, 844), (1440, 900)
 
 _draw = np.random.default_rng(0)
@@ -128,7 +128,7 @@ def opened(page: Page) -> Iterator[Page]:
     assert page.driver.get_log("browser") == []
 
 
-def test_a_first_load_is_ready_in_two_seconds(page: Page, record_property: Callable[[str, Any], None]) -> None:
+def test_a_first_load_is_ready_in_three_seconds(page: Page, record_property: Callable[[str, Any], None]) -> None:
     """The quickest of first loads, as other processes slow any of them; a second one in the same tab takes a third."""
     loads = [page.open_afresh() for _ in range(LOADS)]
     record_property("seconds of its thread, and on the clock", loads)

@@ -220,7 +220,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def test_main_tables(finished: tuple[Path, Answer], name: str, benchmark: str, average: str) -> None:
     rows = read_csv(finished[0] / TRIAL / f"{name}.csv")
     points = ["before", "after", "published", "difference, before", "difference, after"]
-    assert [row["Point"].removesuffix(" *") for row in rows] == points * 3
+    assert [row["Local training"].removesuffix(" *") for row in rows] == points * 3
     assert [row["Method"] for row in rows[::5]] == ["Local", "FedCALM", "FedC²I"]
     for key, received in zip(SHORT["METHODS"], rows[::5], strict=True):
         summaries = [
@@ -263,7 +263,7 @@ def test_second_call_runs_nothing_and_writes_the_same(
     out, _ = finished
     before = {name: content for name, content in files_below(out).items() if not name.endswith(".svg")}  # dated
     (out / TRIAL / "gamma.md").unlink()
-    monkeypatch.setattr("fedc2i.runs.plan.simulate", None)
+    monkeypatch.setattr("fedc2i.runs.driver.simulate", None)
     again = paper(short, out, "all", seeds="0,1")
     assert again.code == 0
     assert again.err == f"Writing to {out / TRIAL}; 0 runs to go\n"
@@ -274,7 +274,7 @@ def test_second_call_runs_nothing_and_writes_the_same(
 def test_some_of_the_seeds_are_there_already(
     finished: tuple[Path, Answer], short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedc2i.runs.plan.simulate", None)
+    monkeypatch.setattr("fedc2i.runs.driver.simulate", None)
     settings = {"data_dir": str(short), "rounds": "1", "device": "cpu"}
     for seeds, left in (("1", 0), ("1,0", 0), ("0-2", 3), ("7", 3)):
         work = Reproduction(["table1"], {**settings, "seeds": seeds}, Store(finished[0] / "runs"))
@@ -318,7 +318,7 @@ def test_interrupted_call_goes_on_with_the_rest(
 
 
 def test_samples_train_nothing(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedc2i.runs.plan.simulate", None)
+    monkeypatch.setattr("fedc2i.runs.driver.simulate", None)
     answer = paper(short, tmp_path / "results", "samples", "samples")
     assert answer.code == 0
     assert "; 0 runs to go" in answer.err

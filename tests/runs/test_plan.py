@@ -221,7 +221,7 @@ def test_objects_of_another_kind_are_not_silently_left_out(
 
 
 def test_method_without_a_name(federation: Federation) -> None:
-    with pytest.raises(UserError, match="Method needs the class attributes name and title"):
+    with pytest.raises(UserError, match="Method needs its own class attributes name and title"):
         run(Method(), federation)
 
 
@@ -263,7 +263,7 @@ def test_method_and_model_from_a_file_run(federation: Federation, plugin: Path) 
         ("", r"own\.py defines no ''"),
         ("number", r"own\.py:number is not a subclass of fedc2i\.Method"),
         ("small", r"own\.py:small is not a subclass of fedc2i\.Method"),
-        ("Nameless", r"own\.py:Nameless needs the class attributes name and title"),
+        ("Nameless", r"own\.py:Nameless needs its own class attributes name and title"),
         ("Mine:power=2", "no option 'power', allowed are strength, anchor, average"),
     ],
 )

@@ -358,7 +358,7 @@ def test_a_changed_file_of_a_method_or_model(
     changed.write_text(before + "\n# an afterthought\n")
     line = refused(cut, federation)
     assert f"{changed}, where its {what} comes from, is not what it was when the run started" in line
-    assert line.endswith(f"or run it anew (fedc2i run --config {cut / 'config.toml'})")
+    assert line.endswith(f"or run it again (fedc2i run --config {cut / 'config.toml'})")
     changed.write_text(before)
     fedc2i.resume(cut, federation)
     assert result_files(cut) == result_files(tmp_path / "whole")
