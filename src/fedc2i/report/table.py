@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich import box
+from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -46,8 +47,10 @@ class Table:
     def __str__(self) -> str:
         return self.to_markdown()
 
-    def to_rich(self, width: int, styled: bool = True) -> RichTable:
+    def to_rich(self, width: int, styled: bool = True) -> Group:
         """For a terminal of that width: if need be, deviations go below the means, then clients are omitted.
+
+        The notes below the table are as wide as the terminal.
 
         Args:
             width: in columns.
@@ -71,9 +74,7 @@ class Table:
                 notes.insert(0, f"{len(kept)} of {len(clients)} clients fit here; the run folder has them all.")
         table = RichTable(
             title=Text(printable(self.title), "table.title"),
-            caption=Text("\n".join(map(printable, notes)), "table.caption"),
             title_justify="left",
-            caption_justify="left",
             box=box.SIMPLE_HEAD,
             padding=(0, 1, 0, 0) if narrow else (0, 1),
         )
@@ -85,7 +86,7 @@ class Table:
             cells = [(k, printable(row.cells[k])) for k in columns]
             texts = [Text(_stacked(cell) if narrow else cell, "bold" if k in row.best else "") for k, cell in cells]
             table.add_row(*texts, style="dim" if row.kind == "published" else None, end_section=row.ends_section)
-        return table
+        return Group(table, *(Text(printable(note), "table.caption") for note in notes))
 
     def to_markdown(self) -> str:
         """For documents."""
