@@ -48,7 +48,7 @@ def processor_seconds(*arguments: str) -> float:
     return used.ru_utime + used.ru_stime
 
 
-LIGHT = [("--version",), ("--help",), ("site", "--help"), ("run", "--help"), ("--show-completion", "bash")]
+LIGHT = [("--version",), ("--help",), ("site", "--help"), ("run", "--help")]
 
 
 @pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
