@@ -27,7 +27,7 @@ from fedc2i.models.model import Model
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.training.local import Batch
-from helpers import call, write_arrays
+from support.helpers import call, write_arrays
 
 DRAWS = 25
 

@@ -22,7 +22,7 @@ from fedc2i.models.model import Model
 from fedc2i.report.influence_report import print_check, verdict
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
-from helpers import call, write_arrays
+from support.helpers import call, write_arrays
 
 SETTINGS = {"rounds": 2, "epochs": 1, "device": "cpu"}
 

@@ -20,7 +20,7 @@ from fedc2i import Federation, __version__
 from fedc2i.cli.main import main
 from fedc2i.cli.output import resumable
 from fedc2i.methods.base import Method
-from helpers import QUICK, call, files_below, write_arrays
+from support.helpers import QUICK, call, files_below, write_arrays
 
 PROGRAM = (sys.executable, "-c", "from fedc2i.cli.main import main; main()")
 PLAIN = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS")}

@@ -25,7 +25,7 @@ from fedc2i.deploy import coordinator_folder, keys, site_folder, tls
 from fedc2i.deploy.coordinator_folder import read_coordinator
 from fedc2i.deploy.secret_files import make_folder
 from fedc2i.deploy.site_folder import read_site
-from helpers import files_below, write_arrays
+from support.helpers import files_below, write_arrays
 
 APP = typer.Typer()
 APP.add_typer(site_command.app, name="site")

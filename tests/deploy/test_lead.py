@@ -32,7 +32,7 @@ from fedc2i.flower.message_handlers import Home
 from fedc2i.runs import journal
 from fedc2i.runs.read import read_run
 from fedc2i.runs.summary import summary as summary_of
-from helpers import files_below, is_drawn, write_arrays
+from support.helpers import files_below, is_drawn, write_arrays
 
 QUICK: dict[str, Any] = {"model": "lenet5", "rounds": 3, "epochs": 1, "batch_size": 5}
 POLICY = Policy(deadline=20.0, poll=0.0)

@@ -19,7 +19,7 @@ from fedc2i.deploy.coordinator_folder import read_coordinator
 from fedc2i.deploy.lead import Job
 from fedc2i.deploy.local_federation import clear, read_job, set_up
 from fedc2i.deploy.site_folder import read_site
-from helpers import write_arrays
+from support.helpers import write_arrays
 
 
 @pytest.fixture

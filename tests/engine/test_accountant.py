@@ -30,8 +30,8 @@ from fedc2i.report.comparison import comparison_table
 from fedc2i.report.notes import privacy_costs
 from fedc2i.runs.settings import RunSettings
 from fedc2i.runs.summary import summary
-from helpers import call
-from method_checks import upload
+from support.helpers import call
+from support.method_checks import upload
 
 DELTA = 1e-5
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")

@@ -37,7 +37,7 @@ from fedc2i.methods.fedc2i_top_k import FedC2ITopK
 from fedc2i.methods.fedproto import FedProto
 from fedc2i.methods.local import Local
 from fedc2i.models.model import Model
-from method_checks import CPU, TRAINING, place, run
+from support.method_checks import CPU, TRAINING, place, run
 
 NOT_COVERED = ("fedproto", "fedpac", "fedic", "fedc2i-top-k")  # class counts, flags or reports
 

@@ -22,8 +22,8 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
-from method_checks import in_double
 from oracles import assert_same_model
+from support.method_checks import in_double
 
 SIZES = (12, 20, 7, 9)
 SEEDS = (3, 0, 11)

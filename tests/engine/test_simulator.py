@@ -33,9 +33,9 @@ from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, scale
 from fedc2i.training.local import Batch, draw_epochs
 from fedc2i.training.settings import TrainingSettings
-from method_checks import OF_THEIR_OWN, in_double
 from oracles import assert_same_model
 from oracles.training import local_run
+from support.method_checks import OF_THEIR_OWN, in_double
 
 TRAINING = TrainingSettings(batch_size=5, lr=0.01)
 SMOOTH = TrainingSettings(

@@ -33,7 +33,7 @@ from fedc2i.models.model import Model, split
 from fedc2i.models.named import build
 from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
-from method_checks import OF_THEIR_OWN, in_double
+from support.method_checks import OF_THEIR_OWN, in_double
 
 EVERY_METHOD = sorted(Method.registry)
 SIZES = (12, 20, 7, 9)

@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from cut_runs import (
-    assert_goes_on,
-)
 from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core.params import size_in_bytes
 from fedc2i.engine import checkpoint_file
@@ -20,7 +17,10 @@ from fedc2i.engine.simulator import simulate
 from fedc2i.engine.state import ResumePoint, state_size
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.training.settings import TrainingSettings
-from method_checks import OF_THEIR_OWN
+from support.cut_runs import (
+    assert_goes_on,
+)
+from support.method_checks import OF_THEIR_OWN
 
 
 def model_for(name: str, make_model: Callable[..., Model]) -> Model:

@@ -10,14 +10,6 @@ import pytest
 import torch
 
 import fedc2i
-from cut_runs import (
-    SETTINGS,
-    cut_off,
-    cut_run,
-    plan,
-    refused,
-    result_files,
-)
 from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core.params import prefixed, unprefixed
 from fedc2i.engine import checkpoint_file
@@ -27,7 +19,15 @@ from fedc2i.engine.state import check_state
 from fedc2i.engine.state_check import layout
 from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import RunFolder
-from helpers import call, write_arrays
+from support.cut_runs import (
+    SETTINGS,
+    cut_off,
+    cut_run,
+    plan,
+    refused,
+    result_files,
+)
+from support.helpers import call, write_arrays
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

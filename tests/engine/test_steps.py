@@ -17,8 +17,8 @@ from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch, draw_epochs, pad, train
 from fedc2i.training.settings import TrainingSettings
-from method_checks import in_double
 from oracles import assert_same_model
+from support.method_checks import in_double
 
 SIZES = (12, 7, 21)
 SEEDS = 2

@@ -37,9 +37,9 @@ from fedc2i.methods.pfedgraph import PFedGraph
 from fedc2i.models.model import Model
 from fedc2i.runs.settings import read_toml
 from fedc2i.training.settings import TrainingSettings
-from helpers import QUICK, call, write_arrays
-from method_checks import OF_THEIR_OWN, in_double
 from oracles import assert_same_model
+from support.helpers import QUICK, call, write_arrays
+from support.method_checks import OF_THEIR_OWN, in_double
 
 TRAINING = TrainingSettings(epochs=1, batch_size=5, lr=0.01)
 SIZES = (12, 20, 7, 9, 15)

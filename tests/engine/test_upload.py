@@ -30,8 +30,8 @@ from fedc2i.methods.pfedgraph import PFedGraph
 from fedc2i.models import named
 from fedc2i.models.model import Model
 from fedc2i.training.settings import TrainingSettings
-from method_checks import in_double
 from oracles import assert_same_model
+from support.method_checks import in_double
 
 TRAINING = TrainingSettings(batch_size=5, lr=0.01)
 NAMES = ("a", "b", "c", "d", "e")

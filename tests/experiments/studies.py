@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers import Answer
+from support.helpers import Answer
 
 
 def ask(main: Callable[[Sequence[str]], int], *arguments: str) -> Answer:

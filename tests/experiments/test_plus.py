@@ -24,7 +24,7 @@ from fedc2i.engine.records import POINTS
 from fedc2i.methods import registry
 from fedc2i.report.points import WHEN
 from fedc2i.runs.results import Result
-from helpers import DIGIT5, Answer, blank_federation, files_below, made_up
+from support.helpers import DIGIT5, Answer, blank_federation, files_below, made_up
 
 OFFICE = blank_federation(["A", "C"], name="office10")
 DIGITS = blank_federation(DIGIT5, name="digit5", averages={"Avg-4": ("MNIST", "SVHN", "USPS", "MNIST-M")})

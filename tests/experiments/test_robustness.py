@@ -23,7 +23,7 @@ from fedc2i.methods.local import Local
 from fedc2i.models.model import Model
 from fedc2i.runs.results import Array
 from fedc2i.training.settings import TrainingSettings
-from helpers import Answer, blank_federation, call, made_up, write_arrays
+from support.helpers import Answer, blank_federation, call, made_up, write_arrays
 
 NAN = np.nan
 QUICK = ("--rounds", "1", "--device", "cpu")

@@ -19,7 +19,7 @@ from fedc2i.engine import checkpoint_file
 from fedc2i.report import figures
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import Plan, prepare
-from helpers import call, files_below, write_arrays
+from support.helpers import call, files_below, write_arrays
 
 SETTINGS: dict[str, Any] = {
     **{"rounds": 4, "epochs": 1, "batch_size": 5, "seeds": (0, 1), "executor": "looped", "device": "cpu"},

@@ -26,7 +26,7 @@ from fedc2i.flower.message_handlers import Home, make
 from fedc2i.flower.messages import Answer, Introduction, Task
 from fedc2i.flower.site_memory import ContextMemory, FolderMemory
 from fedc2i.runs.plan import Plan, prepare
-from helpers import write_arrays
+from support.helpers import write_arrays
 
 EMPTY = wire.pack({})
 

@@ -15,8 +15,8 @@ from fedc2i.methods.ditto import Ditto
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.local import Local
 from fedc2i.models.model import Model
-from method_checks import TRAINING, accuracy_on_embedded, assert_runs_everywhere, make_site, place, run, upload
 from oracles import assert_same_model
+from support.method_checks import TRAINING, accuracy_on_embedded, assert_runs_everywhere, make_site, place, run, upload
 
 
 def private(stacked: Stacked) -> Stacked:

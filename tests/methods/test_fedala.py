@@ -19,9 +19,9 @@ from fedc2i.models.model import Model, scale, split
 from fedc2i.models.named import build
 from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
-from method_checks import TRAINING, accuracy_on_embedded, assert_runs_everywhere, make_site, place, run, upload
 from oracles import assert_same_model
 from oracles.fedala import aggregate
+from support.method_checks import TRAINING, accuracy_on_embedded, assert_runs_everywhere, make_site, place, run, upload
 
 MIXING = {"mixing.head.weight", "mixing.head.bias"}
 

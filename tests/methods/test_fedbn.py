@@ -14,8 +14,8 @@ from fedc2i.data.federation import Federation
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedbn import FedBN
 from fedc2i.models.model import Model, split
-from method_checks import accuracy_on_embedded, assert_runs_everywhere, run, upload
 from oracles import assert_same_model
+from support.method_checks import accuracy_on_embedded, assert_runs_everywhere, run, upload
 
 
 def layer_norm() -> Model:

@@ -35,10 +35,10 @@ from fedc2i.models.model import Model, scale, split
 from fedc2i.models.named import build
 from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
-from method_checks import SIZES, TRAINING, assert_runs_everywhere, in_double, place, run, upload
 from oracles import assert_same_model
 from oracles import fedc2i_server as oracle
 from oracles.fedc2i import mixed_body, mixed_head
+from support.method_checks import SIZES, TRAINING, assert_runs_everywhere, in_double, place, run, upload
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -22,9 +22,9 @@ from fedc2i.methods.fedc2i_top_k import Chosen, FedC2ITopK, beside, choose, scor
 from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
-from method_checks import assert_runs_everywhere, in_double, run
 from oracles import assert_same_model
 from oracles.fedc2i import Problem, by_powers
+from support.method_checks import assert_runs_everywhere, in_double, run
 
 SIZES = (12, 20, 7, 9, 13, 8)
 CLIENTS = (0, 2, 3, 5, 7)

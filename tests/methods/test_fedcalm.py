@@ -15,10 +15,10 @@ from fedc2i.methods.base import Phase, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedcalm import FedCALM, conflict_free
 from fedc2i.models.model import Model
-from method_checks import accuracy_on_embedded, assert_runs_everywhere, run, upload
 from oracles import assert_same_model
 from oracles import fedcalm as oracle
 from oracles.quadratic import box_residual
+from support.method_checks import accuracy_on_embedded, assert_runs_everywhere, run, upload
 
 
 def drawn(clients: int, size: int = 4, seed: int = 0, spread: float = 1.0) -> np.ndarray:

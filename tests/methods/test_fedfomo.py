@@ -18,9 +18,9 @@ from fedc2i.methods.local import Local
 from fedc2i.methods.messages import VALID, relay
 from fedc2i.models.model import Model, scale
 from fedc2i.training.local import Batch
-from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, place, run, upload
 from oracles import assert_same_model
 from oracles import fedfomo as oracle
+from support.method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, place, run, upload
 
 
 def module(model: Model, params: Params) -> nn.Module:

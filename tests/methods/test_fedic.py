@@ -14,9 +14,9 @@ from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Download, Phase, Uploads
 from fedc2i.methods.fedic import FedIC, cosine_similarity, first_neighbours
 from fedc2i.models.model import Model
-from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, run, upload
 from oracles import assert_same_model, fedpac
 from oracles import fedic as oracle
+from support.method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, run, upload
 
 CLASSES, DIM = 3, 4
 COUNTS = torch.tensor([[5, 2, 0], [3, 0, 0], [1, 4, 0], [7, 1, 0], [2, 6, 2]])  # class 2: one client has it

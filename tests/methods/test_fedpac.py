@@ -16,9 +16,17 @@ from fedc2i.methods.base import Phase, Uploads
 from fedc2i.methods.fedpac import FedPAC
 from fedc2i.models.model import Model
 from fedc2i.training.settings import TrainingSettings
-from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, make_site, place, run, upload
 from oracles import assert_same_model
 from oracles import fedpac as oracle
+from support.method_checks import (
+    accuracy_on_embedded,
+    assert_runs_everywhere,
+    local_client,
+    make_site,
+    place,
+    run,
+    upload,
+)
 
 CLASSES = 4
 

@@ -17,9 +17,17 @@ from fedc2i.methods.local import Local
 from fedc2i.methods.math.prototypes import Prototypes
 from fedc2i.models.model import Model
 from fedc2i.runs.plan import prepare
-from method_checks import accuracy_on_embedded, assert_runs_everywhere, local_client, make_site, place, run, upload
 from oracles import assert_same_model
 from oracles.fedproto import client_prototypes, global_prototypes, loss, nearest
+from support.method_checks import (
+    accuracy_on_embedded,
+    assert_runs_everywhere,
+    local_client,
+    make_site,
+    place,
+    run,
+    upload,
+)
 
 HEAD = {"head.weight", "head.bias"}
 BODY = {"hidden.weight", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}

@@ -15,9 +15,17 @@ from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Phase
 from fedc2i.methods.fedrep import FedRep
 from fedc2i.models.model import Model, scale, split
-from method_checks import TRAINING, accuracy_on_embedded, assert_runs_everywhere, local_client, place, run, upload
 from oracles import assert_same_model
 from oracles.fedrep import local_run
+from support.method_checks import (
+    TRAINING,
+    accuracy_on_embedded,
+    assert_runs_everywhere,
+    local_client,
+    place,
+    run,
+    upload,
+)
 
 
 @pytest.mark.parametrize(

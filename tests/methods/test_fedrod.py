@@ -15,7 +15,9 @@ from fedc2i.data.federation import Federation
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedrod import FedRoD
 from fedc2i.models.model import Model, scale, split
-from method_checks import (
+from oracles import assert_same_model
+from oracles.fedrod import balanced_loss, local_run, personal_loss
+from support.method_checks import (
     TRAINING,
     accuracy_on_embedded,
     assert_runs_everywhere,
@@ -25,8 +27,6 @@ from method_checks import (
     run,
     upload,
 )
-from oracles import assert_same_model
-from oracles.fedrod import balanced_loss, local_run, personal_loss
 
 PERSONAL = {"personal.weight", "personal.bias"}
 

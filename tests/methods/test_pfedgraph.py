@@ -19,9 +19,9 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.pfedgraph import PFedGraph, collaboration, cosine_distance, cosines
 from fedc2i.models.model import Model
 from fedc2i.training.settings import TrainingSettings
-from method_checks import accuracy_on_embedded, assert_runs_everywhere, make_site, place, run, upload
 from oracles import assert_same_model
 from oracles import pfedgraph as oracle
+from support.method_checks import accuracy_on_embedded, assert_runs_everywhere, make_site, place, run, upload
 
 
 def test_graph_by_hand() -> None:

@@ -14,8 +14,8 @@ from fedc2i.methods.median import Median
 from fedc2i.methods.multi_krum import MultiKrum, krum_scores, squared_distances
 from fedc2i.methods.trimmed_mean import TrimmedMean
 from fedc2i.models.model import Model
-from method_checks import accuracy_on_embedded, assert_runs_everywhere, run, upload
 from oracles import assert_same_model
+from support.method_checks import accuracy_on_embedded, assert_runs_everywhere, run, upload
 
 ROBUST = [Median(), TrimmedMean(), MultiKrum()]
 

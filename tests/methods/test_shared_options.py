@@ -34,10 +34,10 @@ from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.training.local import Batch, draw_epochs, train
 from fedc2i.training.settings import TrainingSettings
-from helpers import call
-from method_checks import OF_THEIR_OWN, SIZES, TRAINING, in_double, local_client, make_site, place, run
 from oracles import assert_same_model
 from oracles.extras import anchored_and_averaged
+from support.helpers import call
+from support.method_checks import OF_THEIR_OWN, SIZES, TRAINING, in_double, local_client, make_site, place, run
 
 EXTRAS: dict[str, Any] = {"anchor": 0.1, "average": True}
 PRESETS = {

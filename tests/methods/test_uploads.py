@@ -9,7 +9,7 @@ import pytest
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
-from method_checks import upload
+from support.method_checks import upload
 
 BODY = {"hidden.weight", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
 HEAD = {"head.weight", "head.bias"}

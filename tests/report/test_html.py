@@ -27,7 +27,7 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.report.html import page as report
 from fedc2i.report.html.rerun_command import rerun_command
 from fedc2i.report.html.sample_images import sample_images
-from helpers import blank_federation, call, made_up, write_arrays
+from support.helpers import blank_federation, call, made_up, write_arrays
 
 NAN = float("nan")
 EVIL = '</script><script>window.hacked=1</script><img src=x onerror="window.hacked=1">'

@@ -33,7 +33,7 @@ from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine.records import POINTS
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import notebook
-from helpers import blank_federation, made_up
+from support.helpers import blank_federation, made_up
 
 AB = blank_federation(("a", "b"))
 NAN = float("nan")

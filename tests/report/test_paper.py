@@ -20,7 +20,7 @@ from fedc2i.report.progress import ProgressView
 from fedc2i.report.reproduction import ARTEFACTS, BENCHMARKS, Reproduction
 from fedc2i.runs.cache import Store
 from fedc2i.runs.results import Result
-from helpers import Answer, call, files_below, is_drawn
+from support.helpers import Answer, call, files_below, is_drawn
 
 SHORT: Mapping[str, tuple[str, ...]] = {
     "METHODS": ("local", "fedcalm", "fedc2i"),

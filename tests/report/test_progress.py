@@ -15,7 +15,7 @@ from fedc2i.models.model import Model
 from fedc2i.report.progress import ProgressView
 from fedc2i.runs.driver import compute
 from fedc2i.runs.plan import prepare
-from helpers import blank_federation, made_up
+from support.helpers import blank_federation, made_up
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -21,7 +21,7 @@ from fedc2i.report import figures
 from fedc2i.report.comparison import BEST, comparison_table
 from fedc2i.report.influence_table import influence_table
 from fedc2i.runs.results import Result
-from helpers import DIGIT5, blank_federation, is_drawn, made_up
+from support.helpers import DIGIT5, blank_federation, is_drawn, made_up
 
 AB = blank_federation(("a", "b"))
 MAIN_DIGITS = blank_federation(

@@ -31,7 +31,7 @@ from fedc2i.report.html.side_by_side import (
 from fedc2i.report.html.verdict_text import Text, verdict_text
 from fedc2i.report.html.warning_notes import warning_notes
 from fedc2i.runs.results import Array, Result
-from helpers import blank_federation, made_up
+from support.helpers import blank_federation, made_up
 
 NAN = float("nan")
 ABC = blank_federation(("a", "b", "c"))

@@ -23,7 +23,7 @@ from fedc2i.report import paper_tables
 from fedc2i.report.comparison import DIFFERENCE_NOTE, comparison_table
 from fedc2i.report.table import Row, Table
 from fedc2i.runs.results import Result
-from helpers import DIGIT5, blank_federation, made_up
+from support.helpers import DIGIT5, blank_federation, made_up
 
 AB = blank_federation(("a", "b"))
 OFFICE = ("Amazon", "Caltech", "DSLR", "WebCam")

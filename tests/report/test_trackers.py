@@ -21,7 +21,7 @@ from fedc2i.report.tracking import Observers, Tracking, heat_map, track
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result
-from helpers import call, write_arrays
+from support.helpers import call, write_arrays
 
 SETTINGS = {"rounds": 2, "seeds": (0, 5), "epochs": 1, "device": "cpu"}
 

@@ -32,7 +32,7 @@ from fedc2i.runs.fingerprint import Fingerprint
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result
-from helpers import call, write_arrays
+from support.helpers import call, write_arrays
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.results import Result
-from helpers import files_below
+from support.helpers import files_below
 
 QUICK = {"rounds": 2, "epochs": 1, "seeds": "0,1", "device": "cpu"}
 

@@ -27,7 +27,7 @@ from fedc2i.runs.plan import prepare
 from fedc2i.runs.read import read_rounds, read_run
 from fedc2i.runs.reopen import reopen
 from fedc2i.runs.summary import summary
-from helpers import is_drawn
+from support.helpers import is_drawn
 
 SEEDS = (0, 3)
 SCORES = ("accuracy", "loss", "validation_accuracy")

@@ -11,7 +11,7 @@ import pytest
 from fedc2i.core.version import versions
 from fedc2i.runs.results import Score
 from fedc2i.runs.summary import summary
-from helpers import blank_federation, made_up
+from support.helpers import blank_federation, made_up
 
 AB = blank_federation(("a", "b"))
 

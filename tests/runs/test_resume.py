@@ -16,17 +16,6 @@ import pytest
 import torch
 
 import fedc2i
-from cut_runs import (
-    CPU,
-    SETTINGS,
-    TRAINING,
-    cut_off,
-    cut_run,
-    plan,
-    refused,
-    result_files,
-    same,
-)
 from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core import files
 from fedc2i.core.params import unprefixed
@@ -44,7 +33,18 @@ from fedc2i.runs.driver import checkpoint_size, compute, execute
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.summary import summary
-from helpers import call, files_below, write_arrays
+from support.cut_runs import (
+    CPU,
+    SETTINGS,
+    TRAINING,
+    cut_off,
+    cut_run,
+    plan,
+    refused,
+    result_files,
+    same,
+)
+from support.helpers import call, files_below, write_arrays
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

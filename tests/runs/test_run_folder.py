@@ -23,7 +23,7 @@ from fedc2i.engine.records import POINTS
 from fedc2i.models.lenet import LeNet
 from fedc2i.models.model import scale
 from fedc2i.runs.folder import new_folder, slug
-from helpers import files_below, is_drawn
+from support.helpers import files_below, is_drawn
 
 ROUNDS, SEEDS, CLIENTS, CLASSES = 2, (0, 3), 3, 4
 QUICK: dict[str, Any] = {"model": "lenet5", "rounds": 1, "epochs": 1}

@@ -28,7 +28,7 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.runs import plan as plans
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.settings import MOST_SEEDS, RunSettings, make, parse_seeds, read_toml, run_settings
-from helpers import QUICK, call, write_arrays
+from support.helpers import QUICK, call, write_arrays
 
 FEDC2I_OPTIONS = tuple(options_of(FedC2I))
 

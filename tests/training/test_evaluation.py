@@ -20,7 +20,7 @@ from fedc2i.models.model import Model
 from fedc2i.training import evaluation
 from fedc2i.training.evaluation import AT_ONCE, AT_ONCE_ON_GPU, at_once, means, score
 from fedc2i.training.local import Batch
-from method_checks import local_client
+from support.method_checks import local_client
 
 
 def batch(x: Tensor, y: list[int]) -> Batch:

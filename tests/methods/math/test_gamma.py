@@ -35,8 +35,8 @@ from fedc2i.models.model import Model, split
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.settings import read_toml
 from fedc2i.training.local import Batch
-from helpers import QUICK, call, write_arrays
 from oracles.fedc2i import Problem, by_powers
+from support.helpers import QUICK, call, write_arrays
 
 EACH = ("ramp(4)", "scaled(7)", "perplexity(2)", "perplexity(40%)")
 ALLOWED = re.escape(

@@ -23,7 +23,7 @@ from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.training.settings import TrainingSettings
-from helpers import files_below
+from support.helpers import files_below
 
 CPU = torch.device("cpu")
 TRAINING = TrainingSettings(batch_size=5, lr=0.02, epochs=1)
