@@ -26,9 +26,9 @@ from fedc2i.deploy.run_description import understand
 from fedc2i.deploy.server_app import job_of
 from fedc2i.deploy.site_folder import make_site
 from fedc2i.engine.records import POINTS, Round
-from fedc2i.flower import message_handlers
+from fedc2i.flower import site
 from fedc2i.flower.answer_collector import Policy
-from fedc2i.flower.message_handlers import Home
+from fedc2i.flower.site import Home
 from fedc2i.runs import journal
 from fedc2i.runs.read import read_run
 from fedc2i.runs.summary import summary as summary_of
@@ -64,7 +64,7 @@ def federation(make_federation: Callable[..., Federation]) -> Federation:
 
 def at_home(client: Client, classes: tuple[str, ...], number: int = 100) -> FakeNode:
     """A node whose data is here, and who learns everything else from the coordinator."""
-    app = message_handlers.make(lambda _: Home(client, classes), lambda task: understand(task.setup))
+    app = site.make_app(lambda _: Home(client, classes), lambda task: understand(task.setup))
     return node(number, app)
 
 

@@ -17,8 +17,7 @@ from fedc2i.core.settings import names
 from fedc2i.core.version import __version__
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.deploy.app_files import own_files, reject_local_imports
-from fedc2i.deploy.run_description import describe, understand
-from fedc2i.flower.site import fingerprint
+from fedc2i.deploy.run_description import describe, fingerprint, understand
 from fedc2i.methods.base import Method
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.settings import RunSettings
@@ -56,14 +55,14 @@ def plan(method: str = "fedavg", **more: Any) -> Plan:
 
 def assert_understood(planned: Plan, seed: int = 5, root: Path | None = None) -> None:
     assignment, classes = understand(describe(planned, seed), root)
-    recipe, wanted = assignment.recipe, planned.config
+    context, wanted = assignment.context, planned.config
     assert classes == planned.federation.classes
-    assert vars(recipe.method) == vars(planned.method)
-    assert (recipe.seed, recipe.rounds) == (seed, wanted.rounds)
+    assert vars(context.method) == vars(planned.method)
+    assert (context.seed, context.rounds) == (seed, wanted.rounds)
     for name in set(names(RunSettings, scope="run")) - {"method", "seeds", "attack"}:
         assert getattr(assignment.settings, name) == getattr(wanted, name)
-    own = recipe.method.setup(planned.model.init(seed, "x"), planned.model)
-    for name, tensor in recipe.method.setup(recipe.model.init(seed, "x"), recipe.model).items():
+    own = context.method.setup(planned.model.init(seed, "x"), planned.model)
+    for name, tensor in context.method.setup(context.model.init(seed, "x"), context.model).items():
         assert torch.equal(tensor, own[name])
 
 
@@ -126,9 +125,9 @@ def test_own_files_are_understood_from_the_app_alone(own: tuple[Path, Path]) -> 
         path.unlink()
     del Method.registry["shy"]  # a site is another process
     assignment, _ = understand(text, app)
-    assert vars(assignment.recipe.method)["shyness"] == 0.25
-    assert type(assignment.recipe.method).__name__ == "Shy"
-    assert fingerprint(assignment.recipe.model.init(1)) == fingerprint(planned.model.init(1))
+    assert vars(assignment.context.method)["shyness"] == 0.25
+    assert type(assignment.context.method).__name__ == "Shy"
+    assert fingerprint(assignment.context.model.init(1)) == fingerprint(planned.model.init(1))
 
 
 def test_which_files_an_app_needs(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from readers import READERS, below, plan, sound, write_files
 from fedc2i.data import arrays
 from fedc2i.deploy import run_description
 from fedc2i.deploy.secret_files import read_small
-from fedc2i.flower import messages, wire
+from fedc2i.flower import message_format, wire
 from fedc2i.runs.read import read_run
 from support.published_files import digits, write_npz
 
@@ -243,7 +243,7 @@ def unpack_message(path: Path) -> object:
 
 def read_introduction(path: Path) -> object:
     text = (path / "json").read_text()
-    return messages.Introduction.from_record(RecordDict({"introduction": ConfigRecord({"json": text})}))
+    return message_format.Introduction.from_record(RecordDict({"introduction": ConfigRecord({"json": text})}))
 
 
 def setup_with(**changes: Any) -> Change:

@@ -25,7 +25,7 @@ from fedc2i.deploy.secret_files import read_small
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.records import Round
 from fedc2i.engine.topology import parse as parse_topology
-from fedc2i.flower import messages, wire
+from fedc2i.flower import message_format, wire
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.runs import journal
 from fedc2i.runs.driver import execute
@@ -171,7 +171,11 @@ def _messages(path: Path) -> None:
 
 
 def _read_messages(path: Path) -> object:
-    readers = {"task": messages.Task, "answer": messages.Answer, "introduction": messages.Introduction}
+    readers = {
+        "task": message_format.Task,
+        "answer": message_format.Answer,
+        "introduction": message_format.Introduction,
+    }
     found = []
     for name, kind in readers.items():
         try:

@@ -16,7 +16,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedc2i.data.federation import Federation
-from fedc2i.flower import message_handlers
+from fedc2i.flower import site
 from fedc2i.flower.site import Assignment
 
 _numbers = itertools.count(1)
@@ -93,8 +93,8 @@ def node(number: int, app: ClientApp, config: dict[str, Any] | None = None, key:
 
 def app_of(federation: Federation, client: int, assignments: Callable[[str], Assignment]) -> ClientApp:
     """A site's app that is told its assignment by the run's name."""
-    home = message_handlers.Home(federation.clients[client], federation.classes)
-    return message_handlers.make(lambda context: home, lambda task: (assignments(task.run), federation.classes))
+    home = site.Home(federation.clients[client], federation.classes)
+    return site.make_app(lambda context: home, lambda task: (assignments(task.run), federation.classes))
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.deploy.run_description import describe, understand
 from fedc2i.engine.attacks import parse
 from fedc2i.engine.settings import EngineSettings
-from fedc2i.flower.messages import Answer
+from fedc2i.flower.message_format import Answer
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -34,7 +34,7 @@ def test_the_same_numbers_as_in_process(method: Method, attack: str, model: Mode
     settings = EngineSettings(rounds=3, **vars(TRAINING), executor="looped", attack=attack)
     stage = Stage(method, model, federation, settings)
     attackers = parse(attack, federation.names, SEED)
-    stage.work = replace(stage.work, recipe=replace(stage.work.recipe, attacks=attackers))
+    stage.work = replace(stage.work, context=replace(stage.work.context, attacks=attackers))
     got, want = stage.run(), in_process(method, model, federation, settings)
     assert_same_rounds(got, want)
     assert [report.refused for report in got] == [report.refused for report in want]
@@ -47,8 +47,8 @@ def test_sites_are_told_who_attacks(attack: str) -> None:
     federation = RemoteFederation("sites", blank_clients(names, (3, 16, 16)), ("no", "yes"))
     plan = prepare(["fedavg"], {"model": "lenet5", "rounds": 3, "engine": "flower", "attack": attack}, federation)[0]
     for seed in (0, 5):
-        recipe = understand(describe(plan, seed))[0].recipe
-        assert str(recipe.attacks) == str(parse(attack, names, seed))
+        context = understand(describe(plan, seed))[0].context
+        assert str(context.attacks) == str(parse(attack, names, seed))
 
 
 def test_an_attack_is_no_way_around_noise() -> None:

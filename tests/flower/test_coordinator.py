@@ -28,8 +28,8 @@ from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.connections import SiteConnections
 from fedc2i.flower.coordinator import Coordinator
 from fedc2i.flower.enrolment import wait_for_sites
-from fedc2i.flower.messages import Answer
-from fedc2i.flower.site import Assignment, expected_upload
+from fedc2i.flower.message_format import Answer
+from fedc2i.flower.site import Assignment
 from fedc2i.methods import registry
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
@@ -59,10 +59,7 @@ class Stage:
     def new_coordinator(self) -> Coordinator:
         fleet = SiteConnections(self.grid, self.said.append)
         wait_for_sites(fleet, self.federation.names, 0, 1, 0.0, self.said.append, 0.0)
-        samples = {client.name: len(client.train) for client in self.federation.clients}
-        classes = len(self.federation.classes)
-        expected = expected_upload(self.work, self.federation.clients[0], classes)
-        return Coordinator(fleet, samples, self.work, expected, classes, self.policy, "run", say=self.said.append)
+        return Coordinator(fleet, self.federation, self.work, self.policy, "run", say=self.said.append)
 
     def run(self) -> list[Round]:
         return list(self.coordinator.rounds())

@@ -22,9 +22,8 @@ from fedc2i.deploy.client_app import app_in, home_of
 from fedc2i.deploy.run_description import describe, understand
 from fedc2i.deploy.site_folder import make_site
 from fedc2i.flower import wire
-from fedc2i.flower.message_handlers import Home, make
-from fedc2i.flower.messages import Answer, Introduction, Task
-from fedc2i.flower.site_memory import ContextMemory, FolderMemory
+from fedc2i.flower.message_format import Answer, Introduction, Task
+from fedc2i.flower.site import ContextMemory, FolderMemory, Home, make_app
 from fedc2i.runs.plan import Plan, prepare
 from support.helpers import write_arrays
 
@@ -192,7 +191,7 @@ def test_images_that_the_model_does_not_fit_are_named(arrays: str) -> None:
     small = home(("0", "1", "2", "3"), [0, 1])
     tiny = Client("a", *(Split(own.x[:, :, :4, :4], own.y) for own in (small.client.train,) * 3))
     plan = planned(arrays)
-    app = make(lambda _: Home(tiny, plan.federation.classes), lambda t: understand(t.setup))
+    app = make_app(lambda _: Home(tiny, plan.federation.classes), lambda t: understand(t.setup))
     assert "lenet5" in refusal(ask(app, "train", task(describe(plan, 0)), context()))
 
 
@@ -200,7 +199,7 @@ def test_a_bug_is_named_and_its_traceback_stays_in_the_sites_log(capsys: pytest.
     def broken(_: Any) -> Any:
         raise ZeroDivisionError("by\nnothing")
 
-    app = make(broken, broken)
+    app = make_app(broken, broken)
     assert refusal(greet(app, context()), Introduction) == "ZeroDivisionError: by nothing"
     assert "Traceback" in capsys.readouterr().err
 

@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedc2i.core.errors import UserError
 from fedc2i.flower import wire
-from fedc2i.flower.messages import MOST_REASON, Answer, Introduction, Task, failure
+from fedc2i.flower.message_format import MOST_REASON, Answer, Introduction, Task, failure
 
 TASK = Task("run-seed3", 4, 3, -1, True, False, True, False, '{"λ": 1}')
 WHO = Introduction("Süd 1", {"train": 5, "validation": 0, "test": 2}, ("no", "yes"), (3, 28, 30))

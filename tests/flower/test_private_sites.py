@@ -16,8 +16,8 @@ from test_coordinator import SEED, TRAINING, Stage, in_process, look_at_once  # 
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
 from fedc2i.engine.settings import EngineSettings
-from fedc2i.flower import message_handlers
-from fedc2i.flower.messages import Answer
+from fedc2i.flower import site
+from fedc2i.flower.message_format import Answer
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -61,10 +61,10 @@ def test_what_a_site_measured_stays_there(model: Model, federation: Federation) 
     assert all(not report.influence for report in rounds)
 
 
-def real_site(federation: Federation, folder: Path, stage: Stage) -> message_handlers.ClientApp:
+def real_site(federation: Federation, folder: Path, stage: Stage) -> site.ClientApp:
     """The first client as a site with a folder of its own."""
-    home = message_handlers.Home(federation.clients[0], federation.classes, folder, torch.device("cpu"))
-    return message_handlers.make(lambda context: home, lambda task: (stage.work, federation.classes))
+    home = site.Home(federation.clients[0], federation.classes, folder, torch.device("cpu"))
+    return site.make_app(lambda context: home, lambda task: (stage.work, federation.classes))
 
 
 def uploads_of(model: Model, federation: Federation, folder: Path | None, settings: EngineSettings) -> list[Params]:

@@ -21,9 +21,9 @@ from fedc2i.data.federation import Federation
 from fedc2i.deploy import lead as leading
 from fedc2i.deploy.run_description import understand
 from fedc2i.engine.accountant import epsilon
-from fedc2i.flower import message_handlers
+from fedc2i.flower import site
 from fedc2i.flower.answer_collector import Policy
-from fedc2i.flower.messages import Answer, Task
+from fedc2i.flower.message_format import Answer, Task
 from fedc2i.runs.read import read_run
 
 PRIVATE: dict[str, Any] = {"rounds": 5, "clip": 0.3, "noise": 2.0, "evaluate_every": 0}
@@ -38,8 +38,8 @@ class Sites:
         self.silent: set[tuple[int, int]] = set()  # these sites do not answer these rounds
         self.grid = FakeGrid({})
         for k, client in enumerate(federation.clients):
-            home = message_handlers.Home(client, federation.classes, root / client.name, torch.device("cpu"))
-            app = message_handlers.make(lambda context, own=home: own, lambda task: understand(task.setup))  # type: ignore[misc]
+            home = site.Home(client, federation.classes, root / client.name, torch.device("cpu"))
+            app = site.make_app(lambda context, own=home: own, lambda task: understand(task.setup))  # type: ignore[misc]
             self.grid.nodes[k] = node(k, app)
             self.grid.nodes[k].spoil = lambda reply, k=k: self._answered(k, reply)  # type: ignore[misc]
         self.grid.before = self._asked

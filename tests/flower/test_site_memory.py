@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
-from fedc2i.flower.site_memory import KEPT, ContextMemory, FolderMemory, Memory
+from fedc2i.flower.site import KEPT, ContextMemory, FolderMemory, Memory
 
 Make = Callable[[str], Memory]
 

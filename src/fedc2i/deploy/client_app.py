@@ -16,7 +16,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.data import sources
 from fedc2i.deploy.run_description import understand
 from fedc2i.deploy.site_folder import read_site
-from fedc2i.flower.message_handlers import Home, make
+from fedc2i.flower.site import Home, make_app
 
 
 @lru_cache(maxsize=1)
@@ -47,4 +47,4 @@ def home_of(context: Context) -> Home:
 def app_in(root: Path | None = None) -> ClientApp:
     """The Flower App; the user's own methods and models lie in ``root``."""
     known = lru_cache(maxsize=4)(lambda setup: understand(setup, root))
-    return make(home_of, lambda task: known(task.setup))
+    return make_app(home_of, lambda task: known(task.setup))

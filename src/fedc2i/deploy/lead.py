@@ -30,8 +30,8 @@ from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.connections import Grid, SiteConnections
 from fedc2i.flower.coordinator import Coordinator
 from fedc2i.flower.enrolment import common_federation, reject_incompatible, wait_for_sites
-from fedc2i.flower.messages import Introduction
-from fedc2i.flower.site import Assignment, expected_upload
+from fedc2i.flower.message_format import Introduction
+from fedc2i.flower.site import Assignment
 from fedc2i.report import figures
 from fedc2i.report.points import SHORT
 from fedc2i.report.progress import rejected_uploads
@@ -152,11 +152,7 @@ def _coordinator(
     """The engine of one seed over the connected sites."""
     settings = plan.config
     assignment = Assignment(RunContext(plan.method, plan.model, settings, settings.rounds, seed), settings)
-    samples = {name: int(own.get("train", 0)) for name, own in plan.federation.samples().items()}
-    classes = len(plan.federation.classes)
-    expected = expected_upload(assignment, plan.federation.clients[0], classes)
-    setup = describe(plan, seed)
-    return Coordinator(connections, samples, assignment, expected, classes, job.policy, run, setup, say)
+    return Coordinator(connections, plan.federation, assignment, job.policy, run, describe(plan, seed), say)
 
 
 def _line(report: Round, rounds: int, elapsed: float) -> str:

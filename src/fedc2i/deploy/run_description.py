@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 from fedc2i.core import plugins
 from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.params import Params
 from fedc2i.core.settings import names
 from fedc2i.core.version import __version__
 from fedc2i.deploy.app_files import place_at_site, place_in_app
 from fedc2i.engine import attacks
 from fedc2i.engine.client import RunContext
-from fedc2i.flower.messages import MOST_CLASSES, MOST_SIDE
-from fedc2i.flower.site import Assignment, fingerprint
+from fedc2i.flower.message_format import MOST_CLASSES, MOST_SIDE
+from fedc2i.flower.site import Assignment
 from fedc2i.runs.plan import Plan
 from fedc2i.runs.settings import RunSettings, make
 from fedc2i.runs.specs import build, parse
@@ -29,7 +31,7 @@ def describe(plan: Plan, seed: int) -> str:
     values = _given({name: getattr(plan.config, name) for name in sent})
     values |= {name: place_in_app(name, str(values[name])) for name in ("method", "model")}
     values["attack"] = attacks.resolved(plan.config.attack, plan.federation.names, seed)
-    recipe = RunContext(plan.method, plan.model, plan.config, plan.config.rounds, seed)
+    context = RunContext(plan.method, plan.model, plan.config, plan.config.rounds, seed)
     return json.dumps(
         {
             "version": __version__,
@@ -37,7 +39,7 @@ def describe(plan: Plan, seed: int) -> str:
             "seed": seed,
             "classes": plan.federation.classes,
             "image": plan.federation.image_shape,
-            "fingerprint": fingerprint(recipe.first_model("", plan.config.init)),
+            "fingerprint": fingerprint(context.first_model("", plan.config.init)),
         },
         default=str,
     )
@@ -72,10 +74,16 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
         raise UserError(f"this site has fedc2i {__version__}, the coordinator {one_line(version, 40)}")
     model = build(str(config.model), classes, (channels, height, width))
     attackers = attacks.read_resolved(config.attack)
-    recipe = RunContext(kind(**config.options), model, config, config.rounds, config.seeds[0], attackers)
-    if fingerprint(recipe.first_model("", config.init)) != expected:
+    context = RunContext(kind(**config.options), model, config, config.rounds, config.seeds[0], attackers)
+    if fingerprint(context.first_model("", config.init)) != expected:
         raise UserError(f"its model '{config.model}' has another architecture than the coordinator's")
-    return Assignment(recipe, config), classes
+    return Assignment(context, config), classes
+
+
+def fingerprint(params: Params) -> str:
+    """Twelve digits that are equal for models with the same names, shapes and types of tensors."""
+    described = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in sorted(params.items())]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:12]
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

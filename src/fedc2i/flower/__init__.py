@@ -1,14 +1,11 @@
 """The Flower engine: the same federation over sites that exchange messages, with the same code for every method.
 
 wire.py                tensors as Flower records
-messages.py            the messages between coordinator and site
-message_handlers.py    a site's Flower App
-site.py                a site's work in a round
-site_memory.py         the models that a site keeps
+message_format.py      the messages between coordinator and site
+site.py                a site: its Flower App, its work in a round, the models it keeps
 connections.py         which node is which site, and open requests
 enrolment.py           which sites take part
 answer_collector.py    asks the sites and waits for answers
-diagnostics_check.py   checks the diagnostics that sites send
 coordinator.py         the rounds
 simulation.py          virtual sites on one machine or a Ray cluster
 compat.py              everything that depends on Flower's internals

@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 
 from fedc2i.core.errors import UserError
 from fedc2i.flower.connections import Reply, SiteConnections
-from fedc2i.flower.messages import Answer, Task
+from fedc2i.flower.message_format import Answer, Task
 
 AGAIN = 2  # times that a site is asked again in a round when a message was lost
 PAUSE = 10.0  # seconds until sites that all failed are asked again
@@ -22,19 +22,12 @@ TRIES = 10  # deadlines in a row without enough answers before the run ends
 
 @dataclass(frozen=True)
 class Policy:
-    """How long the coordinator waits for whom, and how models travel.
+    """How long the coordinator waits for whom, and how models travel."""
 
-    Attributes:
-        deadline: seconds for a round; it ends earlier when everyone who was asked has answered.
-        min_sites: number of answers that a round needs.
-        half: whether models travel as float16.
-        poll: seconds between looks for replies.
-    """
-
-    deadline: float = 600.0
-    min_sites: int = 1
-    half: bool = False
-    poll: float = 0.25
+    deadline: float = 600.0  # seconds for a round; it ends earlier when everyone who was asked has answered
+    min_sites: int = 1  # number of answers that a round needs
+    half: bool = False  # whether models travel as float16
+    poll: float = 0.25  # seconds between looks for replies
 
     def settings(self) -> dict[str, Any]:
         """The same as settings of a run."""
@@ -69,10 +62,6 @@ class AnswerCollector:
         """Starts before the first round.
 
         Args:
-            connections: to the sites.
-            names: of the sites.
-            policy: how long to wait.
-            say: takes one line for the log.
             usable: whether an answer's upload can be used, if it must have one.
             late: takes a client's answer to an earlier round, and that round; returns whether it is used.
             on_client: called with the number of answers so far and the number of sites asked.
@@ -85,15 +74,10 @@ class AnswerCollector:
     def collect(
         self, number: int, tasks: Mapping[int, Task], content: Callable[[int], RecordDict]
     ) -> dict[int, Answer]:
-        """The answers that arrive in time, by client.
+        """The answers to a round that arrive in time, by client.
 
-        Args:
-            number: of the round.
-            tasks: by client.
-            content: a client's task with its tensors, made when it is sent.
-
-        Raises:
-            UserError: if too few sites answer for too long.
+        ``content`` gives a client's task with its tensors, made when it is sent. Raises a `UserError` if too few sites
+        answer for too long.
         """
         self._serial += 1
         began, tries, hopeless = time.monotonic(), 1, 0

@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedc2i.core.errors import UserError
 from fedc2i.flower import compat
-from fedc2i.flower.messages import Introduction
+from fedc2i.flower.message_format import Introduction
 
 GREETING, WORK = "query", "train"  # Flower's kinds of messages
 _LOOK = 1.0  # seconds between looks for new nodes
@@ -27,15 +27,12 @@ class Grid(Protocol):
 
     def get_nodes(self) -> Iterable[Any]:
         """Nodes that are online, with their numbers and keys."""
-        ...
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Sends messages, and returns an id for each."""
-        ...
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies that have arrived."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -66,11 +63,8 @@ class SiteConnections:
     ) -> None:
         """Starts without sites.
 
-        Args:
-            grid: Flower's connection to the nodes.
-            say: takes one line for the log.
-            keys: the sites' names by public key, where nodes are authenticated.
-            ttl: seconds until Flower discards a message.
+        ``keys`` are the sites' names by public key, where nodes are authenticated; after ``ttl`` seconds Flower
+        discards a message.
         """
         self._grid, self._say, self._keys, self._ttl = grid, say, keys, ttl
         self.sites: dict[str, Introduction] = {}

@@ -17,16 +17,19 @@ from flwr.app import ArrayRecord
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, finite, stack
+from fedc2i.data.federation import Federation
 from fedc2i.engine.checkpoint_file import Checkpoint
+from fedc2i.engine.client import ClientData, LocalClient
 from fedc2i.engine.diagnostics import Diagnostics, over_all_clients
 from fedc2i.engine.exchange import Exchange
 from fedc2i.engine.records import Metrics, Point, Round
 from fedc2i.flower import wire
 from fedc2i.flower.answer_collector import AnswerCollector, Policy
 from fedc2i.flower.connections import SiteConnections
-from fedc2i.flower.diagnostics_check import agreed
-from fedc2i.flower.messages import Answer, Task
+from fedc2i.flower.message_format import Answer, Task, agreed
 from fedc2i.flower.site import Assignment
+
+Shapes = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, type and shape of each tensor
 
 
 class Coordinator:
@@ -35,10 +38,8 @@ class Coordinator:
     def __init__(
         self,
         connections: SiteConnections,
-        samples: Mapping[str, int],
+        federation: Federation,
         assignment: Assignment,
-        expected: Params,
-        classes: int,
         policy: Policy,
         run: str,
         setup: str = "",
@@ -49,31 +50,37 @@ class Coordinator:
 
         Args:
             connections: to the sites.
-            samples: the sites of this run in table order, and the training samples of each, 0 if still unknown.
+            federation: the sites of this run in table order; those still unknown report no samples.
             assignment: what they do.
-            expected: an upload of the right names, shapes and types, see `expected_upload`.
-            classes: number of classes.
             policy: how long to wait for whom.
             run: names the run at the sites.
             setup: how a site on another machine learns the assignment.
             say: takes one line for a person.
             on_client: called with the number of answers so far and the number of sites asked.
         """
-        self._names, self._policy, self._run, self._setup, self._say = tuple(samples), policy, run, setup, say
+        self._names, self._policy, self._run, self._setup, self._say = federation.names, policy, run, setup, say
         self._connections = connections
         connections.forget()
-        self._expected, self._classes = _shapes(expected), classes
+        self._context, self._settings = assignment.context, assignment.settings
+        self._classes = len(federation.classes)
+        self._expected = self._expect(federation)
         self._collector = AnswerCollector(
             connections, self._names, policy, say, self._is_usable, self._take_late, on_client
         )
-        self._context, self._settings = assignment.recipe, assignment.settings
-        self._samples = torch.tensor(list(samples.values()))
+        samples = federation.samples()
+        self._samples = torch.tensor([samples[name].get("train", 0) for name in self._names])
         first_models = self._context.first_models(self._names, self._settings.init)
         self._exchange = Exchange(self._context, self._settings, self._names, self._samples, first_models)
         self._open: Round | None = None  # the last round; its exchange may not be evaluated yet
         self._reported = 0  # the last round whose report is complete
         self._course = ""  # with noise: a digest of all accepted answers, on which the next questions depend
         self._packed = self._pack()
+
+    def _expect(self, federation: Federation) -> Shapes:
+        """The shapes of an upload; the values that it is made of here have no meaning."""
+        data = ClientData.place(federation.clients[0], self._classes, torch.device("cpu"))
+        first = self._context.first_model(data.name, self._settings.init)
+        return _shapes(LocalClient(self._context, data).upload(first, first, {}, -1, 1))
 
     def checkpoint(self) -> Checkpoint | None:
         """The state after the last round whose uploads were collected."""
@@ -86,11 +93,7 @@ class Coordinator:
         return Checkpoint(self._open.round, tensors, values)
 
     def restore(self, saved: Checkpoint) -> None:
-        """Resumes after a checkpoint of the same run.
-
-        Raises:
-            UserError: if it is of other sites.
-        """
+        """Resumes after a checkpoint; raises a `UserError` if that is of other sites."""
         values = saved.values
         if tuple(values["samples"]) != self._names:
             raise UserError(f"the run was started with the sites {', '.join(values['samples'])}")
@@ -235,5 +238,5 @@ class Coordinator:
         return agreed({client: answer.report for client, answer in answers.items()}, received, self._classes)
 
 
-def _shapes(tensors: Params) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+def _shapes(tensors: Params) -> Shapes:
     return tuple(sorted((name, str(own.dtype), tuple(own.shape)) for name, own in tensors.items()))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.flower.connections import SiteConnections
-from fedc2i.flower.messages import MOST_LETTERS, Introduction
+from fedc2i.flower.message_format import MOST_LETTERS, Introduction
 
 MOST_NAMED = 20  # classes in a line
 MOST_LISTED = 8  # sites in a line, and classes of each
@@ -24,16 +24,9 @@ def wait_for_sites(
     say: Callable[[str], None],
     poll: float = 0.25,
 ) -> list[Introduction]:
-    """Waits for the expected sites, or for ``count`` sites of any name.
+    """Waits for the expected sites or, if their names are not known, for ``count`` sites of any name.
 
-    Args:
-        connections: to the sites.
-        expected: the sites' names, if they are known.
-        count: number of sites, if their names are not known.
-        at_least: number of sites that is enough after ``wait`` seconds.
-        wait: seconds.
-        say: takes one line for the log.
-        poll: seconds between looks.
+    After ``wait`` seconds ``at_least`` sites are enough.
     """
     if not expected and count < 1:
         raise UserError(f"the number of sites to wait for must be at least 1, got {count}")
@@ -42,15 +35,14 @@ def wait_for_sites(
     say(f"waiting for {wanted} sites: {', '.join(expected) or 'any'}")
     while True:
         connections.collect()
-        present = [
-            connections.sites[name] for name in (expected or sorted(connections.sites)) if name in connections.sites
-        ]
+        sites = connections.sites
+        present = [sites[name] for name in (expected or sorted(sites)) if name in sites]
         if len(present) >= wanted:
             return present
         if time.monotonic() > until:
             break
         time.sleep(poll)
-    missing = [name for name in expected if name not in connections.sites]
+    missing = [name for name in expected if name not in sites]
     line = f"after {wait:.0f} s {len(present)} of {wanted} sites are connected"
     if missing:
         line += f"; missing: {', '.join(missing)}"
@@ -61,18 +53,12 @@ def wait_for_sites(
 
 
 def common_federation(
-    present: Sequence[Introduction],
-    names: Sequence[str],
-    classes: Sequence[str],
-    say: Callable[[str], None],
+    present: Sequence[Introduction], names: Sequence[str], classes: Sequence[str], say: Callable[[str], None]
 ) -> RemoteFederation:
     """The sites as a federation, with images of the most common size; `reject_incompatible` rejects the others.
 
-    Args:
-        present: the sites that introduced themselves.
-        names: all sites of the run in table order; some may come later.
-        classes: the classes' names in the order of their labels; if empty, the classes of the sites.
-        say: takes one line for the log.
+    ``names`` are all sites of the run in table order, of which some may come later. ``classes`` are in the order of
+    their labels; if empty, those of the sites present.
     """
     found = {site.classes for site in present}
     if not classes:

@@ -6,10 +6,11 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import cloudpickle
 import torch
@@ -30,18 +31,17 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
-from flwr.app import Context, Message
+from flwr.app import Context
 from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
 
 from fedc2i.data.federation import Federation
-from fedc2i.flower import message_handlers
+from fedc2i.flower import site
 from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.connections import Grid, SiteConnections
 from fedc2i.flower.coordinator import Coordinator
 from fedc2i.flower.enrolment import wait_for_sites
-from fedc2i.flower.messages import Task
-from fedc2i.flower.site import Assignment, expected_upload
+from fedc2i.flower.message_format import Task
 
 was_interrupted = False  # if True, some of Flower's threads may never end
 
@@ -56,6 +56,11 @@ class _World:
     settings: EngineSettings
     device: torch.device
 
+    def assignment(self, seed: int) -> site.Assignment:
+        attackers = attacks.parse(self.settings.attack, self.federation.names, seed)
+        context = RunContext(self.method, self.model, self.settings, self.settings.rounds, seed, attackers)
+        return site.Assignment(context, self.settings)
+
 
 def federate(
     method: Method,
@@ -66,60 +71,41 @@ def federate(
     policy: Policy,
     ray_address: str | None = None,
     device: torch.device | str = "cpu",
-    on_round: Callable[[Round], None] | None = None,
+    on_round: Callable[[Round], None] = lambda report: None,
     on_client: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Runs one federation with every seed, one after the other; arguments as for the simulator's `federate`.
+    """Runs one federation with every seed, one after the other; arguments as for the simulator's `simulate`.
 
-    The models stay with the virtual sites; only reports come back.
-
-    Args:
-        policy: how long to wait for whom, and how models travel.
-        device: where sites compute.
-        ray_address: of a running cluster, ``auto`` for the one on this machine; None starts one here.
-        say: takes one line for the log.
+    The models stay with the virtual sites; only reports come back. ``ray_address`` is that of a running cluster,
+    ``auto`` for the one on this machine; None starts one here.
     """
     check(method, model, federation, settings)
     stop = threading.Event()
     with _ray(ray_address):
-        seen = _World(method, model, federation, settings, torch.device(device))
-        world = ray.put(cloudpickle.dumps(seen))  # Ray's own pickle cannot send classes from a user's file
+        world = _World(method, model, federation, settings, torch.device(device))
+        sent = ray.put(cloudpickle.dumps(world))  # Ray's own pickle cannot send classes from a user's file
         server = ServerApp()
 
         @server.main()
         def main(grid: Any, context: Context) -> None:
-            connections = SiteConnections(_Stoppable(grid, stop), say, ttl=2 * policy.deadline + 60)
+            connections = SiteConnections(cast(Grid, _Stoppable(grid, stop)), say, ttl=2 * policy.deadline + 60)
             count = len(federation.clients)
             wait_for_sites(connections, federation.names, count, count, policy.deadline, lambda line: None, policy.poll)
-            samples = {client.name: len(client.train) for client in federation.clients}
             for seed in seeds:
-                recipe = RunContext(method, model, settings, settings.rounds, seed)
-                work, classes = Assignment(recipe, settings), len(federation.classes)
-                expected = expected_upload(work, federation.clients[0], classes)
 
                 def say_seed(line: str, seed: int = seed) -> None:
                     say(f"seed {seed}, {line}")
 
-                run = Coordinator(
-                    connections,
-                    samples,
-                    work,
-                    expected,
-                    classes,
-                    policy,
-                    f"seed{seed}",
-                    say=say_seed,
-                    on_client=on_client,
-                )
-                for report in run.rounds():
-                    if on_round is not None:
-                        on_round(report)
+                work, run = world.assignment(seed), f"seed{seed}"
+                coordinator = Coordinator(connections, federation, work, policy, run, say=say_seed, on_client=on_client)
+                for report in coordinator.rounds():
+                    on_round(report)
 
         try:
             run_simulation(
                 server,
-                message_handlers.make(_home(world), _assignment(world)),
+                site.make_app(partial(_home, sent), partial(_assignment, sent)),
                 num_supernodes=len(federation.clients),
                 backend_config={"client_resources": {"num_cpus": settings.threads, "num_gpus": 0.0}},
             )
@@ -137,47 +123,30 @@ class _Stoppable:
     def __init__(self, grid: Grid, stop: threading.Event) -> None:
         self._grid, self._stop = grid, stop
 
-    def get_nodes(self) -> Iterable[Any]:
-        return self._going().get_nodes()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return self._going().push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return self._going().pull_messages(message_ids)
-
-    def _going(self) -> Grid:
+    def __getattr__(self, name: str) -> Any:
         if self._stop.is_set():
             raise UserError("interrupted")
-        return self._grid
+        return getattr(self._grid, name)
 
 
 _worlds: dict[str, _World] = {}  # in each of Ray's processes, at most one
 
 
-def _load(world: Any) -> _World:
-    if world.hex() not in _worlds:
+def _load(sent: Any) -> _World:
+    if sent.hex() not in _worlds:
         _worlds.clear()
-        _worlds[world.hex()] = cloudpickle.loads(ray.get(world))
-    return _worlds[world.hex()]
+        _worlds[sent.hex()] = cloudpickle.loads(ray.get(sent))
+    return _worlds[sent.hex()]
 
 
-def _home(world: Any) -> Callable[[Context], message_handlers.Home]:
-    def find(context: Context) -> message_handlers.Home:
-        own, number = _load(world), int(context.node_config["partition-id"])
-        return message_handlers.Home(own.federation.clients[number], own.federation.classes, device=own.device)
-
-    return find
+def _home(sent: Any, context: Context) -> site.Home:
+    own, number = _load(sent), int(context.node_config["partition-id"])
+    return site.Home(own.federation.clients[number], own.federation.classes, device=own.device)
 
 
-def _assignment(world: Any) -> Callable[[Task], tuple[Assignment, tuple[str, ...]]]:
-    def find(task: Task) -> tuple[Assignment, tuple[str, ...]]:
-        own, seed = _load(world), int(task.run.removeprefix("seed"))
-        attackers = attacks.parse(own.settings.attack, own.federation.names, seed)
-        recipe = RunContext(own.method, own.model, own.settings, own.settings.rounds, seed, attackers)
-        return Assignment(recipe, own.settings), own.federation.classes
-
-    return find
+def _assignment(sent: Any, task: Task) -> tuple[site.Assignment, tuple[str, ...]]:
+    own = _load(sent)
+    return own.assignment(int(task.run.removeprefix("seed"))), own.federation.classes
 
 
 def _reach(address: str | None) -> None:

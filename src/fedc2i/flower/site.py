@@ -1,67 +1,149 @@
-"""A site's work in a round: the simulator's `LocalClient`, between a task and an answer."""
+"""A site: its Flower App, its work in a round (the simulator's `LocalClient`), and the models that it keeps.
+
+The last three models are kept: after a crash the coordinator may repeat a round from the older one of its two
+checkpoints, and the site must then start from the model that it had before that round.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import re
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from safetensors import SafetensorError
+from safetensors.torch import load
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.files import write_atomically
 from fedc2i.core.params import Params, row, stack
-from fedc2i.data.federation import Client
+from fedc2i.data.federation import Client, Split
+from fedc2i.engine.checkpoint_file import to_bytes
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
+from fedc2i.engine.clip_noise import secret_in
 from fedc2i.engine.determinism import repeatable
 from fedc2i.engine.records import Point
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.upload import process
-from fedc2i.flower.messages import Answer, Task
-from fedc2i.flower.site_memory import Memory
+from fedc2i.flower import wire
+from fedc2i.flower.message_format import Answer, Introduction, Task, failure
+from fedc2i.models.validation import validate
+
+KEPT = 3
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What all sites of a run do: the recipe and its settings."""
+    """What all sites of a run do."""
 
-    recipe: RunContext
+    context: RunContext
     settings: EngineSettings
 
 
-def fingerprint(params: Params) -> str:
-    """Twelve digits that are equal for models with the same names, shapes and types of tensors."""
-    described = [(name, str(tensor.dtype), list(tensor.shape)) for name, tensor in sorted(params.items())]
-    return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:12]
+@dataclass(frozen=True)
+class Home:
+    """A site's data, and where it computes.
+
+    Attributes:
+        client: the data, under the site's name.
+        classes: names of its labels.
+        state: folder for its models; None keeps them in the node's state.
+        device: None for a GPU if there is one.
+    """
+
+    client: Client
+    classes: tuple[str, ...]
+    state: Path | None = None
+    device: torch.device | None = None
+
+    def introduction(self) -> Introduction:
+        """What the coordinator learns about the site."""
+        parts = {"train": self.client.train, "validation": self.client.validation, "test": self.client.test}
+        shape = tuple(self.client.train.x.shape[1:])
+        return Introduction(self.client.name, {name: len(own) for name, own in parts.items()}, self.classes, shape)
+
+    def memory(self, context: Context, run: str) -> Memory:
+        """Where the site keeps its models of a run."""
+        return ContextMemory(context.state, run) if self.state is None else FolderMemory(self.state, run)
+
+    def secret(self) -> bytes:
+        """A real site's key for the noise on its uploads, which the coordinator does not know."""
+        return b"" if self.state is None else secret_in(self.state)
+
+    def data(self, classes: tuple[str, ...]) -> ClientData:
+        """The data, with labels numbered as in the run."""
+        client = self.client
+        if classes != self.classes:
+            unknown = [name for name in self.classes if name not in classes]
+            if unknown:
+                raise UserError(f"the run has no class {', '.join(unknown[:8])}; it has {', '.join(classes[:20])}")
+            order = torch.tensor([classes.index(name) for name in self.classes])
+            parts = (Split(own.x, order[own.y]) for own in (client.train, client.validation, client.test))
+            client = Client(client.name, *parts)
+        best = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return ClientData.place(client, len(classes), self.device or best)
 
 
-def expected_upload(assignment: Assignment, client: Client, classes: int) -> Params:
-    """An upload with the names, shapes and types that the coordinator expects; its values have no meaning."""
-    recipe = assignment.recipe
-    own = LocalClient(recipe, ClientData.place(client, classes, torch.device("cpu")))
-    first = recipe.first_model(client.name, assignment.settings.init)
-    return own.upload(first, first, {}, -1, 1)
+def make_app(
+    find_home: Callable[[Context], Home], find_assignment: Callable[[Task], tuple[Assignment, tuple[str, ...]]]
+) -> ClientApp:
+    """The Flower App of a site: it introduces the site, and does its tasks.
+
+    The coordinator gets one line for every error. ``find_assignment`` also gives the names of the run's classes.
+    """
+    app = ClientApp()
+
+    @app.query()
+    def introduce(message: Message, context: Context) -> Message:
+        return _reply(message, lambda: find_home(context).introduction().to_record())
+
+    @app.train()
+    def work(message: Message, context: Context) -> Message:
+        def answer() -> RecordDict:
+            task, received = Task.from_record(message.content)
+            assignment, classes = find_assignment(task)
+            home = find_home(context)
+            validate(assignment.context.model, home.client.train.x[:2], len(classes))
+            own, memory = home.data(classes), home.memory(context, task.run)
+            secret = home.secret() if assignment.settings.noise else b""
+            return perform(task, received, assignment, own, memory, secret).to_record(task.half)
+
+        return _reply(message, answer)
+
+    return app
+
+
+def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
+    try:
+        content = answer()
+    except UserError as error:
+        content = failure(str(error))
+    except Exception as error:  # one line for the coordinator, the traceback for the site's log
+        traceback.print_exc()
+        content = failure(f"{type(error).__name__}: {error}")
+    return Message(content, reply_to=message)
 
 
 def perform(
-    task: Task, received: Params, assignment: Assignment, data: ClientData, memory: Memory, secret: bytes = b""
+    task: Task, received: Params, assignment: Assignment, data: ClientData, memory: Memory, secret: bytes
 ) -> Answer:
-    """Does a task, and keeps the trained model.
+    """Does a task with the tensors received from the last exchange, and keeps the trained model.
 
-    Args:
-        task: what to do.
-        received: tensors from the last exchange.
-        assignment: the run.
-        data: of the site.
-        memory: the site's models; a round starts from the latest one before it.
-        secret: the site's key for noise; if empty, noise follows from the run's seed.
+    A round starts from the latest model before it. ``secret`` is the site's key for noise; if it is empty, noise
+    follows from the run's seed.
     """
-    recipe, device = assignment.recipe, data.counts.device
-    client = LocalClient(recipe, data)
+    context, settings, device = assignment.context, assignment.settings, data.counts.device
+    client = LocalClient(context, data)
     received = {name: tensor.to(device) for name, tensor in received.items()}
-    own = memory.load(task.round) or recipe.first_model(data.name, assignment.settings.init)
+    own = memory.load(task.round) or context.first_model(data.name, settings.init)
     own = {name: tensor.to(device) for name, tensor in own.items()}
     report: Params = {}
     metrics: dict[Point, dict[str, float]] = {}
-    with repeatable(assignment.settings.threads):
+    with repeatable(settings.threads):
         start, upload = own, {}
         if task.exchange and (task.train or task.score_received):
             start, told = client.personalise(own, received, task.position, task.exchange)
@@ -71,7 +153,7 @@ def perform(
         if task.train:
             own = client.train(start, received, task.position, task.round)
             upload = client.upload(own, start, received, task.position, task.round)
-            run = task.round, recipe, assignment.settings
+            run = task.round, context, settings
             as_sent = process(stack([upload]), stack([start]), [data.name], *run, lambda k: received, secret)
             upload = row(as_sent, 0)
             memory.save(task.round, own)
@@ -79,5 +161,76 @@ def perform(
             metrics["trained"] = client.evaluate(own, received, task.position, task.round)
     if task.exchange and not task.train and not task.score_trained:  # the last exchange
         memory.finish({"received": start, "trained": own})
-    told = {} if assignment.settings.noise else report  # noise does not protect what a client measured of others
-    return Answer(upload, told, metrics)
+    # Noise does not protect what a client measured of others.
+    return Answer(upload, {} if settings.noise else report, metrics)
+
+
+class FolderMemory:
+    """A site's models of one run in files, which outlast a restart of the site's machine."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        """Files go to a subfolder with the run's name."""
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
+            raise UserError(f"'{run[:100]}' cannot name a run; allowed are letters, digits, '.', '_' and '-'")
+        self._folder = folder / run
+
+    def load(self, before: int) -> Params | None:
+        """The latest readable model from before the round; damaged files are skipped."""
+        for number in sorted((number for number in self._rounds() if number < before), reverse=True):
+            try:
+                return load(self._path(number).read_bytes())
+            except (OSError, SafetensorError):
+                continue
+        return None
+
+    def save(self, round: int, params: Params) -> None:
+        """Writes the model, and deletes all but the last three."""
+        write_atomically(self._path(round), to_bytes(params))
+        for number in _outdated(self._rounds(), round):
+            self._path(number).unlink(missing_ok=True)
+
+    def finish(self, models: Mapping[Point, Params]) -> None:
+        """Writes the models that the run ended with, for the site's own use."""
+        for point, params in models.items():
+            write_atomically(self._folder / f"{point}.safetensors", to_bytes(params))
+
+    def _rounds(self) -> list[int]:
+        found = [path.stem.removeprefix("round") for path in self._folder.glob("round[0-9]*.safetensors")]
+        return [int(number) for number in found if number.isdecimal()]
+
+    def _path(self, round: int) -> Path:
+        return self._folder / f"round{round:06d}.safetensors"
+
+
+class ContextMemory:
+    """The same in Flower's state of a node, which is lost with the node; this is enough for a simulation."""
+
+    def __init__(self, state: RecordDict, run: str) -> None:
+        self._state, self._prefix = state, f"{run}."
+
+    def load(self, before: int) -> Params | None:
+        """The latest model from before the round."""
+        found = [number for number in self._rounds() if number < before]
+        return wire.unpack(self._state[f"{self._prefix}{max(found)}"]) if found else None
+
+    def save(self, round: int, params: Params) -> None:
+        """Keeps the last three."""
+        self._state[f"{self._prefix}{round}"] = wire.pack(params)
+        for number in _outdated(self._rounds(), round):
+            del self._state[f"{self._prefix}{number}"]
+
+    def finish(self, models: Mapping[Point, Params]) -> None:
+        """Keeps nothing: nobody reads them in a simulation."""
+
+    def _rounds(self) -> list[int]:
+        own = [name.removeprefix(self._prefix) for name in self._state if name.startswith(self._prefix)]
+        return [int(number) for number in own if number.isdecimal()]
+
+
+Memory = FolderMemory | ContextMemory
+
+
+def _outdated(rounds: list[int], last: int) -> list[int]:
+    """All but the last three; rounds after the last one are from before a crash, and are repeated."""
+    kept = sorted(number for number in rounds if number <= last)[-KEPT:]
+    return [number for number in rounds if number not in kept]

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params
+from fedc2i.engine.diagnostics import Diagnostics
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.flower import wire
 
@@ -32,29 +35,17 @@ _SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Task:
-    """What a site does in a round, without the tensors.
+    """What a site does in a round, without the tensors."""
 
-    Attributes:
-        run: name of the run, under which the site keeps its models.
-        round: the round to train, from 1; after the last one there is an exchange without training.
-        exchange: the round whose exchange the tensors come from, 0 before the first.
-        position: index of the site's own upload among those received, -1 if it is not among them.
-        train: whether to train.
-        score_received: whether to score the personalised model.
-        score_trained: whether to score the model after training, or the present one if it does not train.
-        half: whether uploads travel as float16.
-        setup: method, model and settings of the run, as JSON.
-    """
-
-    run: str
-    round: int
-    exchange: int
-    position: int
+    run: str  # under this name the site keeps its models
+    round: int  # to train, from 1; after the last one there is an exchange without training
+    exchange: int  # the round whose exchange the tensors come from, 0 before the first
+    position: int  # of the site's own upload among those received, -1 if it is not among them
     train: bool
-    score_received: bool
-    score_trained: bool
-    half: bool
-    setup: str
+    score_received: bool  # whether to score the personalised model
+    score_trained: bool  # whether to score the model after training, or the present one if it does not train
+    half: bool  # whether uploads travel as float16
+    setup: str  # method, model and settings of the run, as JSON
 
     def to_record(self, shared: ArrayRecord, personal: ArrayRecord) -> RecordDict:
         """The message, with the tensors for all sites and those for this site alone."""
@@ -76,32 +67,20 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """A site's answer to a task.
+    """A site's answer to a task."""
 
-    Attributes:
-        upload: the tensors that the method sends after training.
-        report: diagnostics of the exchange.
-        metrics: the site's scores on its own data, for each evaluation point that was asked for.
-        bytes: size of the tensors in the message.
-    """
-
-    upload: Params = field(default_factory=dict)
-    report: Params = field(default_factory=dict)
-    metrics: Mapping[Point, Mapping[str, float]] = field(default_factory=dict)
-    bytes: int = 0
+    upload: Params = field(default_factory=dict)  # what the method sends after training
+    report: Params = field(default_factory=dict)  # diagnostics of the exchange
+    metrics: Mapping[Point, Mapping[str, float]] = field(default_factory=dict)  # on the site's own data
+    bytes: int = 0  # of the tensors in the message
 
     def to_record(self, half: bool) -> RecordDict:
         """The content of a reply."""
         scores: dict[str, Any] = {
             f"{point}.{name}": value for point, own in self.metrics.items() for name, value in own.items()
         }
-        return RecordDict(
-            {
-                "upload": wire.pack(self.upload, half),
-                "report": wire.pack(self.report),
-                "metrics": MetricRecord(scores),
-            }
-        )
+        tensors = {"upload": wire.pack(self.upload, half), "report": wire.pack(self.report)}
+        return RecordDict({**tensors, "metrics": MetricRecord(scores)})
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Answer:
@@ -142,19 +121,12 @@ def raise_failure(content: RecordDict) -> None:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a site tells about itself before its first task: enough to plan a run, and no data.
-
-    Attributes:
-        name: of the site.
-        samples: numbers of training, validation and test samples.
-        classes: names of its classes.
-        image: shape of its images (3, height, width).
-    """
+    """What a site tells about itself before its first task: enough to plan a run, and no data."""
 
     name: str
-    samples: Mapping[str, int]
+    samples: Mapping[str, int]  # of the splits train, validation and test
     classes: tuple[str, ...]
-    image: tuple[int, ...]
+    image: tuple[int, ...]  # the shape (3, height, width)
 
     def to_record(self) -> RecordDict:
         """The content of a reply."""
@@ -188,3 +160,37 @@ class Introduction:
             and self.image[0] == 3  # colours
             and all(0 < side <= MOST_SIDE for side in self.image)
         )
+
+
+def agreed(reports: Mapping[int, Params], received: Mapping[int, tuple[int, ...]], classes: int) -> list[Diagnostics]:
+    """The diagnostics that most sites send, each in the most common form; all others are dropped.
+
+    So a site with other names or shapes does not spoil the rest. The forms are one number, one per received client, one
+    per class, and one per received client and class.
+
+    Args:
+        reports: diagnostics by name, for each client.
+        received: the clients whose models a client received.
+        classes: number of classes.
+    """
+    votes: dict[str, Counter[int]] = {}
+    for client, report in reports.items():
+        for name, values in report.items():
+            votes.setdefault(name, Counter()).update(_forms(values, len(received[client]), classes))
+    popular = sorted((name for name in votes if votes[name]), key=lambda name: -max(votes[name].values()))
+    forms = {name: min(votes[name], key=lambda form: (-votes[name][form], form)) for name in popular[:MOST_REPORTS]}
+    found = []
+    for client, report in reports.items():
+        fitting = {
+            name: values[None]
+            for name, values in report.items()
+            if name in forms and forms[name] in _forms(values, len(received[client]), classes)
+        }
+        found.append(Diagnostics(fitting, (client,), received[client]))
+    return found
+
+
+def _forms(values: Tensor, received: int, classes: int) -> list[int]:
+    """The forms that fit the values' shape; several if there are as many classes as clients."""
+    shapes = [(received, classes), (received,), (classes,), ()]
+    return [form for form, shape in enumerate(shapes) if tuple(values.shape) == shape]
