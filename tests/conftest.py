@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from fedc2i.data.federation import Client, Federation, Split
-from fedc2i.methods.registry import Method  # with every method in it, for the fixture that restores it
+from fedc2i.methods.base import Method, import_modules
 from fedc2i.models.model import Model, split
 from fedc2i.report import figures
 
+import_modules()  # every method, for tests that take them all
 torch.set_num_threads(1)  # two threads wait for each other as soon as anything else runs: ten times slower
 # The same examples in every run and process, and no limit of time on one of them: a busy machine is no failure.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None)

@@ -82,11 +82,10 @@ _NAMES_IN = {
     "data.arrays": ("from_arrays",),
     "data.federation": ("Client", "Federation", "Split"),
     "data.sources": ("load",),
-    "methods.base": ("Download", "Phase", "Probe", "Site", "Uploads"),
+    "methods.base": ("Download", "Method", "Phase", "Probe", "Site", "Uploads"),
     "methods.math.influence": ("class_losses", "client_losses", "influence"),
     "methods.math.prototypes": ("Prototypes", "average", "prototypes"),
     "methods.messages": ("Message",),
-    "methods.registry": ("Method",),  # which has registered the names that are taken
     "models.model": ("Model", "split"),
     "report.comparison": ("comparison_table",),
     "report.plots": ("plot_accuracy", "plot_influence"),

@@ -26,7 +26,7 @@ def methods(
     from fedc2i.methods.base import Method
     from fedc2i.runs.settings import RunSettings
 
-    kinds = [registry.get(one) for one in ([name] if name else sorted(Method.registry))]
+    kinds = [registry.get(one) for one in ([name] if name else registry.names())]
     if json:
         listed: dict[str, Any] = {
             kind.name: {"about": kind.about, "reconstruction": kind.reconstruction, "options": _options(kind)}

@@ -15,6 +15,8 @@ Client-side functions may be lifted over clients with ``torch.func.vmap``: they 
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from fedc2i import methods
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import option, validate
 from fedc2i.core.params import Params, Stacked, floating, mix, rows, select, uniform
@@ -191,6 +194,8 @@ class Method:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "name" in cls.__dict__ and cls.name:
+            if not cls.__module__.startswith(f"{methods.__name__}."):
+                import_modules()  # a user's method may not take the name of one of these
             other = Method.registry.get(cls.name, cls)
             if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
                 raise UserError(f"{cls.__qualname__}: the name '{cls.name}' is taken by {other.__module__}")
@@ -269,3 +274,10 @@ def _checked(post_init: Callable[[Method], None]) -> Callable[[Method], None]:
         post_init(method)
 
     return both
+
+
+def import_modules(only: str = "") -> None:
+    """Imports the modules of this package, or the one of that name, so that their methods are registered."""
+    for module in pkgutil.iter_modules(methods.__path__):
+        if not module.ispkg and only in ("", module.name):
+            importlib.import_module(f"{methods.__name__}.{module.name}")

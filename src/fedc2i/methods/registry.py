@@ -1,27 +1,29 @@
-"""Methods by name. A new file in this folder is found by itself."""
+"""Methods by name. A new file in this folder is found by itself, fastest if it is named after its method."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
-from fedc2i import methods
 from fedc2i.core.errors import UserError, nearest, one_line
-from fedc2i.methods.base import Method
+from fedc2i.methods.base import Method, import_modules
 
-for _module in pkgutil.iter_modules(methods.__path__):
-    if not _module.ispkg and _module.name != "registry":
-        importlib.import_module(f"{methods.__name__}.{_module.name}")
+
+def find(name: str) -> type[Method] | None:
+    """The method of that name, if there is one; its own module is imported, all of them if it has none."""
+    if name not in Method.registry:
+        import_modules(name.replace("-", "_"))
+    if name not in Method.registry:
+        import_modules()
+    return Method.registry.get(name)
 
 
 def get(name: str) -> type[Method]:
-    """The method of that name.
+    """The method of that name; a `UserError` that lists those there are if there is none."""
+    if (found := find(name)) is None:
+        hint = nearest(name, names())
+        raise UserError(f"unknown method '{one_line(name)}'{hint}, allowed are {', '.join(names())} and FILE.py:CLASS")
+    return found
 
-    Raises:
-        UserError: if there is none; the message lists those there are.
-    """
-    if name not in Method.registry:
-        allowed = ", ".join(sorted(Method.registry))
-        hint = nearest(name, Method.registry)
-        raise UserError(f"unknown method '{one_line(name)}'{hint}, allowed are {allowed} and FILE.py:CLASS")
-    return Method.registry[name]
+
+def names() -> list[str]:
+    """Every method there is, in alphabetical order."""
+    import_modules()
+    return sorted(Method.registry)

@@ -16,6 +16,7 @@ from fedc2i.data import npz
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.engine.diagnostics import LARGE
 from fedc2i.engine.records import POINTS, Point, Round
+from fedc2i.methods import registry
 from fedc2i.methods.base import Method
 from fedc2i.runs.results import Result
 from fedc2i.runs.settings import make, read_toml
@@ -189,7 +190,7 @@ def _method(wanted: str, options: Mapping[str, Any], summary: Mapping[str, Any])
     That of a Python file, or one made as an object in another process, is only described: reading a folder executes
     nothing in it.
     """
-    if not is_plugin(wanted) and (wanted in Method.registry or wanted != summary["method"]):
+    if not is_plugin(wanted) and (registry.find(wanted) or wanted != summary["method"]):
         return parse(wanted)[:2]
     shared = {own.name for own in fields(Method)}
     own = [(name, type(value), field(default=value)) for name, value in options.items() if name not in shared]

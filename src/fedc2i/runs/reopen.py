@@ -13,6 +13,7 @@ from fedc2i.core.params import Stacked
 from fedc2i.core.plugins import is_plugin
 from fedc2i.core.settings import names
 from fedc2i.data.federation import Federation
+from fedc2i.methods import registry
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 from fedc2i.runs.plan import Plan, prepare
@@ -52,7 +53,7 @@ def reopen(
         rest["data_dir"] = str(data_dir)
     if method is not None:
         rest.pop("options", None)
-    if method is None and not is_plugin(str(named)) and named not in Method.registry:
+    if method is None and not is_plugin(str(named)) and registry.find(str(named)) is None:
         raise UserError(f"{folder}: its method '{named}' was an object of Python; give it there as method=...")
     (plan,) = prepare([named], rest, data, model)
     was, now = summary["data_checksums"], plan.federation.checksums
