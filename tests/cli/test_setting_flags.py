@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedc2i.cli.setting_flags import setting_flags
-from fedc2i.core.settings import flags
+from fedc2i.core.options import flags
 from fedc2i.runs.settings import RunSettings
 
 

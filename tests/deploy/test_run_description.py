@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr.app")
 from fedc2i.core.errors import UserError
-from fedc2i.core.settings import names
+from fedc2i.core.options import names
 from fedc2i.core.version import __version__
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.deploy.app_files import own_files, reject_local_imports

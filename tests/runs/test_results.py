@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedc2i.core.version import versions
+from fedc2i.runs.fingerprint import versions
 from fedc2i.runs.results import Score
 from fedc2i.runs.summary import summary
 from support.helpers import blank_federation, made_up

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 import fedc2i
 from fedc2i import UserError, run
-from fedc2i.core.options import options_of
-from fedc2i.core.settings import flags, names
+from fedc2i.core.options import flags, names, options_of
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedc2i import FedC2I

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedc2i.core.settings import Command, flags
+from fedc2i.core.options import Command, flags
 from fedc2i.runs.settings import RunSettings
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedc2i.core.errors import UserError
-from fedc2i.core.settings import names
+from fedc2i.core.options import names
 from fedc2i.runs.settings import RunSettings
 
 if TYPE_CHECKING:

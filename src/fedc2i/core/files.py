@@ -1,19 +1,26 @@
-"""Files: atomic and durable writes, JSON, and locks on folders."""
+"""Files: atomic and durable writes, JSON, locks on folders, and a user's own method or model in a Python file.
+
+Such a file is a plugin; on the command line it is named as ``FILE.py:NAME``.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import importlib.util
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fedc2i.core import memory
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, one_line
 
 _LOCK_TRIES, _LOCK_PAUSE = 3, 0.05  # `is_locked` of another process holds the lock for a moment
 
@@ -28,12 +35,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes, durable: bool = False) -> None:
-    """Writes a whole file or nothing: a reader sees the old content or all of the new content.
+    """Writes a whole file or nothing, and makes its folder: a reader sees the old content or all of the new content.
 
-    Args:
-        path: the file; missing parent folders are made.
-        content: what it will hold.
-        durable: whether that also holds after a power failure, which takes much longer.
+    ``durable``: also after a power failure, which takes much longer.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with writing(path):
@@ -144,3 +148,49 @@ def _lock(descriptor: int) -> None:
     import fcntl  # only where the system is POSIX
 
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_plugin(name: str) -> bool:
+    """Whether a name on the command line means a Python file."""
+    return ".py:" in name
+
+
+def plugin_file(name: str) -> str:
+    """The FILE.py of ``FILE.py:NAME``, with or without options after it."""
+    return name.partition(".py:")[0] + ".py"
+
+
+def plugin_checksums(method: str, model: str | None) -> dict[str, str]:
+    """SHA-256 of the files that define a run's ``method`` and ``model``; files that these import are not included."""
+    named = {"method": method, "model": model or ""}
+    files = {what: Path(plugin_file(name)) for what, name in named.items() if is_plugin(name)}
+    return {what: hashlib.sha256(path.read_bytes()).hexdigest() for what, path in files.items() if path.is_file()}
+
+
+def load_plugin(name: str) -> tuple[Any, ModuleType]:
+    """The object called NAME in FILE.py, and the module that the file is; it is executed, as with ``python FILE.py``.
+
+    Raises:
+        UserError: if there is no such file, it fails, or it does not define the name.
+    """
+    file, attribute = plugin_file(name), name.rpartition(":")[2]
+    path = Path(file)
+    try:
+        there = path.is_file()
+    except OSError:  # the name is too long for a file
+        there = False
+    if not there:
+        raise UserError(f"{one_line(file)}: no such file")
+    spec = importlib.util.spec_from_file_location(f"fedc2i_plugin_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up while the file is executed
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # SystemExit: a script that parses its own arguments
+        raise UserError(f"{file}: {type(error).__name__}: {one_line(error)}") from error
+    if not hasattr(module, attribute):
+        public = sorted(found for found in vars(module) if not found.startswith("_"))
+        raise UserError(f"{file} defines no '{attribute}', only {', '.join(public)}")
+    return getattr(module, attribute), module

@@ -1,4 +1,8 @@
-"""Options: dataclass fields with a default, a line of help and a range, checked in one place and readable from text."""
+"""Options and settings: dataclass fields with a default, a line of help and a range, readable from text.
+
+An `option` belongs to a method, a `setting` to a run. A setting also states what it affects, its `Effect`: cache keys,
+resume rules, command-line flags, what is sent to sites and the reference page derive from it, by `names` and `flags`.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,16 @@ import functools
 import math
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from fedc2i.core.errors import UserError, one_line
+
+Command = Literal["run", "flower-local", "coordinator"]
+_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+type_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)  # of a dataclass's fields
 
 
 @dataclass(frozen=True)
@@ -36,23 +46,28 @@ class Limits:
         return " and ".join(f"{word} {limit:.12g}" for word, limit in words.items() if limit is not None)
 
 
-def option(
-    default: Any,
-    about: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    **more: Any,
-) -> Any:
-    """A dataclass field with a default, a one-line explanation and, for a number, its range.
+@dataclass(frozen=True)
+class Effect:
+    """What a setting affects.
 
-    `validate` checks the range and the type: a ``Literal``, true or false, a whole number, a number or text. ``more``
-    becomes further metadata of the field.
+    Attributes:
+        numbers: whether it decides the numbers of a single seed; then it is part of the cache key.
+        resume: whether a resumed run must have the same value, or may have another.
+        scope: ``run``, the same at every site, which the coordinator decides; ``data``, where data comes from, which at
+            a real site is that site's own; ``machine``, how one machine computes.
+        engine: the one engine it is for, in process or Flower; none: all.
+        preset: whether a data set's preset comes before the default.
+        flags: the commands that have a flag of its name; all take it as ``--set NAME=VALUE``.
+        flag_help: the flag's help text, where that differs.
     """
-    limits = Limits(low, high, above, below)
-    return dataclasses.field(default=default, metadata={"about": about, "limits": limits, **more})
+
+    numbers: bool = True
+    resume: Literal["same", "free"] = "same"
+    scope: Literal["run", "data", "machine"] = "run"
+    engine: Literal["inprocess", "flower"] | None = None
+    preset: bool = False
+    flags: tuple[Command, ...] = ()
+    flag_help: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,30 @@ class Option:
     about: str
 
 
+@dataclass(frozen=True)
+class Flag:
+    """A command-line flag of a setting; its value is text, which the settings record converts and checks."""
+
+    name: str
+    flag: str
+    help: str
+
+
+def option(default: Any, about: str, *, effect: Effect | None = None, **limits: float) -> Any:
+    """A dataclass field with a default, a one-line explanation and, for a number, its range (see `Limits`).
+
+    `validate` checks the range and the type: a ``Literal``, true or false, a whole number, a number or text.
+    """
+    metadata = {"about": about, "limits": Limits(**limits), "effect": effect}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def setting(default: Any, about: str, **more: Any) -> Any:
+    """A field of a settings record: like `option`, with the attributes of `Effect` beside those of `Limits`."""
+    limits = {field.name: more.pop(field.name) for field in dataclasses.fields(Limits) if field.name in more}
+    return option(default, about, effect=Effect(**more), **limits)
+
+
 def options_of(cls: type) -> dict[str, Option]:
     """Every option of a dataclass, by name; keyword-only ones, which are those that all methods have, come last."""
     hints = type_hints(cls)
@@ -74,21 +113,36 @@ def options_of(cls: type) -> dict[str, Option]:
     }
 
 
-def type_hints(cls: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, by name."""
-    return _cached_hints(cls)
+def effects(cls: type) -> dict[str, Effect]:
+    """What each setting of a record affects, by name; settings of the most derived class come first."""
+    found = {field.name: field.metadata.get("effect") for field in dataclasses.fields(cls)}
+    layers = [vars(layer).get("__annotations__", {}) for layer in cls.__mro__]
+    return {name: effect for layer in layers for name in layer if (effect := found.get(name)) is not None}
 
 
-_cached_hints = functools.cache(typing.get_type_hints)
+def names(cls: type, **wanted: Any) -> tuple[str, ...]:
+    """The settings with these effects, such as ``scope="data"``."""
+    return tuple(
+        name
+        for name, effect in effects(cls).items()
+        if all(getattr(effect, attribute) == value for attribute, value in wanted.items())
+    )
+
+
+def flags(cls: type, command: Command) -> tuple[Flag, ...]:
+    """The flags that a command has for settings."""
+    about = {field.name: field.metadata.get("about", "") for field in dataclasses.fields(cls)}
+    return tuple(
+        Flag(name, f"--{name.replace('_', '-')}", effect.flag_help or f"{about[name][0].upper()}{about[name][1:]}.")
+        for name, effect in effects(cls).items()
+        if command in effect.flags
+    )
 
 
 def validate(instance: Any) -> None:
-    """Checks every field made by `option`; for ``__post_init__``.
+    """Checks every field made by `option`, for ``__post_init__``; a `UserError` says what is allowed.
 
     A whole number in a field of numbers becomes a float, and text in a field whose type can parse it is parsed.
-
-    Raises:
-        UserError: for a value of another type or outside its range; the message says what is allowed.
     """
     hints = type_hints(type(instance))
     for field in dataclasses.fields(instance):
@@ -106,6 +160,16 @@ def validate(instance: Any) -> None:
             raise UserError(f"{field.name} must be {_allowed(field, hints)}, got '{one_line(value)}'")
 
 
+def convert(value: Any, hint: Any, where: str) -> Any:
+    """A value from a command line (text) or a TOML file (typed) as the field's type; a `UserError` if it is not one."""
+    for kind in _kinds(hint):
+        try:
+            return _convert_one(value, kind)
+        except (ValueError, TypeError, KeyError, OverflowError):
+            continue
+    raise UserError(f"{where} must be {describe(hint)}, got '{one_line(value)}'")
+
+
 def describe(hint: Any, limits: Limits | None = None) -> str:
     """A type and its range in words."""
     if get_origin(hint) is Literal:
@@ -116,20 +180,6 @@ def describe(hint: Any, limits: Limits | None = None) -> str:
         return f"a {'whole' if hint is int else 'finite'} number {limits}".rstrip()
     names = {float: "number", int: "integer", bool: "true | false", str: "text", type(None): "none"}
     return names.get(hint, getattr(hint, "allowed", getattr(hint, "__name__", str(hint))))
-
-
-def convert(value: Any, hint: Any, where: str) -> Any:
-    """A value from a command line (text) or a TOML file (typed) as the field's type.
-
-    Raises:
-        UserError: if it does not fit; the message says what is allowed.
-    """
-    for kind in _kinds(hint):
-        try:
-            return _convert_one(value, kind)
-        except (ValueError, TypeError, OverflowError):
-            continue
-    raise UserError(f"{where} must be {describe(hint)}, got '{one_line(value)}'")
 
 
 def _allowed(field: dataclasses.Field[Any], hints: dict[str, Any]) -> str:
@@ -147,41 +197,30 @@ def _accept(value: Any, kind: Any, limits: Limits) -> Any:
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value
-        raise ValueError
-    if kind in (int, float):
-        if isinstance(value, bool) or not isinstance(value, (int, kind)) or value not in limits:
-            raise ValueError
-        return kind(value)
-    if isinstance(value, get_origin(kind) or kind):
+    elif kind in (int, float):
+        if isinstance(value, (int, kind)) and not isinstance(value, bool) and value in limits:
+            return kind(value)
+    elif isinstance(value, get_origin(kind) or kind):
         return value
-    if hasattr(kind, "parse"):
+    elif hasattr(kind, "parse"):
         return kind.parse(value)
     raise ValueError
 
 
 def _convert_one(value: Any, kind: Any) -> Any:
+    text = str(value)
     if get_origin(kind) is Literal:
-        for choice in get_args(kind):
-            if str(value) == str(choice):
-                return choice
-        raise ValueError
+        return {str(choice): choice for choice in get_args(kind)}[text]
     if kind is bool:
-        truth = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if str(value).lower() not in truth:
-            raise ValueError
-        return truth[str(value).lower()]
-    if kind is type(None):
-        if value is None or str(value).lower() == "none":
-            return None
-        raise ValueError
-    if kind is int and (isinstance(value, bool) or float(value) != int(float(value))):
-        raise ValueError
-    if isinstance(value, bool) and kind is not str:
-        raise ValueError
+        return _TRUTH[text.lower()]
+    if kind is type(None) and (value is None or text.lower() == "none"):
+        return None
     if hasattr(kind, "parse"):  # a type that parses itself, and also says what is `allowed`
         return kind.parse(value)
-    if kind is str and isinstance(value, (dict, list, tuple)):
-        raise ValueError
-    if kind in (int, float, str):
-        return kind(value) if kind is not int else int(float(value))
-    raise TypeError
+    if kind is str and not isinstance(value, (dict, list, tuple)):
+        return text
+    if kind in (int, float) and not isinstance(value, bool):
+        number = float(value)
+        if kind is float or number == int(number):
+            return kind(number)
+    raise ValueError

@@ -8,15 +8,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedc2i.core import plugins
 from fedc2i.core.errors import UserError
+from fedc2i.core.files import is_plugin, plugin_file
 
 PLUGINS = "plugins"  # a folder of the Flower App
 
 
 def place_in_app(kind: str, name: str) -> str:
     """``FILE.py:NAME`` with the file's place in the Flower App; other names of methods and models unchanged."""
-    if not plugins.is_plugin(name):
+    if not is_plugin(name):
         return name
     file, _, attribute = name.rpartition(":")
     return f"{PLUGINS}/{kind}_{Path(file).name}:{attribute}"
@@ -34,9 +34,9 @@ def own_files(method: str, model: str | None) -> dict[str, Path]:
     """The user's files that a run needs, by their place in the Flower App."""
     named = {"method": method, "model": model or ""}
     return {
-        place_in_app(kind, file).rpartition(":")[0]: Path(plugins.file_of(file))
+        place_in_app(kind, file).rpartition(":")[0]: Path(plugin_file(file))
         for kind, name in named.items()
-        if plugins.is_plugin(name)
+        if is_plugin(name)
         for file in [":".join(name.split(":")[:2])]
     }
 

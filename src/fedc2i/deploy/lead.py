@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedc2i.core import plugins
 from fedc2i.core.errors import UserError, one_line
-from fedc2i.core.files import to_json, write_atomically, writing
+from fedc2i.core.files import plugin_checksums, plugin_file, to_json, write_atomically, writing
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.deploy.keys import pem_public
 from fedc2i.deploy.run_description import describe
@@ -228,7 +227,7 @@ def refuse_changed_files(job: Job) -> None:
     ):  # not started, or another line says what is wrong
         return
     for what in others:
-        file = one_line(plugins.file_of({"method": job.method, **job.settings}[what]))
+        file = one_line(plugin_file({"method": job.method, **job.settings}[what]))
         raise UserError(
             f"{job.out}: {file}, where its {what} comes from, is not what it was when the run started; put it back, "
             "or run again with another --out"
@@ -236,7 +235,7 @@ def refuse_changed_files(job: Job) -> None:
 
 
 def _checksums(job: Job) -> dict[str, str]:
-    return plugins.checksums(job.method, job.settings.get("model"))
+    return plugin_checksums(job.method, job.settings.get("model"))
 
 
 def _logged(say: Callable[[str], None], path: Path) -> Callable[[str], None]:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedc2i.core import plugins
 from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.files import is_plugin
+from fedc2i.core.options import names
 from fedc2i.core.params import Params
-from fedc2i.core.settings import names
 from fedc2i.core.version import __version__
 from fedc2i.deploy.app_files import place_at_site, place_in_app
 from fedc2i.engine import attacks
@@ -60,7 +60,7 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
         settings, classes = dict(values["settings"]), tuple(map(str, values["classes"]))
         channels, height, width = map(int, values["image"])
         for name in ("method", "model"):
-            if plugins.is_plugin(str(settings[name])):
+            if is_plugin(str(settings[name])):
                 settings[name] = place_at_site(str(settings[name]), root)
         kind, name, own = parse(str(settings["method"]))
         config = make(kind, {**settings, **own, "method": name, "seeds": [int(values["seed"])]})

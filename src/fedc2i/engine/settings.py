@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedc2i.core.errors import UserError
-from fedc2i.core.settings import setting
+from fedc2i.core.options import setting
 from fedc2i.training.settings import TrainingSettings
 
 MOST_THREADS = 1024  # torch crashes when asked for very many

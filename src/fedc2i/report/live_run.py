@@ -20,8 +20,7 @@ from typing import Any
 
 from fedc2i.analysis.weights import mean_weights
 from fedc2i.core.errors import UserError, one_line
-from fedc2i.core.files import is_locked
-from fedc2i.core.plugins import is_plugin
+from fedc2i.core.files import is_locked, is_plugin
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.runs import journal
 from fedc2i.runs.read import read_run

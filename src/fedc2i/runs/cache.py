@@ -15,12 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import fedc2i
-from fedc2i.core import plugins
 from fedc2i.core.errors import UserError
-from fedc2i.core.files import writing
-from fedc2i.core.version import versions
+from fedc2i.core.files import plugin_checksums, writing
 from fedc2i.runs.driver import advance, checkpoints_of, latest
-from fedc2i.runs.fingerprint import Fingerprint, neighbours
+from fedc2i.runs.fingerprint import Fingerprint, neighbours, versions
 from fedc2i.runs.folder import RunFolder, slug
 from fedc2i.runs.plan import Observer, Plan
 from fedc2i.runs.read import read_rounds
@@ -55,7 +53,7 @@ class Store:
             "device": plan.config.torch_device().type,
             "versions": [versions()["fedc2i"], versions()["torch"]],
             "code": code_digest(),
-            **({"files": files} if (files := plugins.checksums(plan.config.method, plan.config.model)) else {}),
+            **({"files": files} if (files := plugin_checksums(plan.config.method, plan.config.model)) else {}),
         }
         return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:12]
 

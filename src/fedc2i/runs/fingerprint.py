@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedc2i.core import plugins
 from fedc2i.core.errors import UserError, flaw, one_line
-from fedc2i.core.files import read_json
-from fedc2i.core.version import versions
+from fedc2i.core.files import plugin_checksums, plugin_file, read_json
+from fedc2i.core.version import __version__
 from fedc2i.data.federation import Federation
 from fedc2i.runs.settings import RunSettings
 
@@ -31,7 +32,7 @@ class Fingerprint:
         device: where it was computed.
         given: what came as an object of Python, which a file cannot name: data, model or method.
         notes: what a reader of the result must know of its interruptions.
-        files: checksums of the Python files that its method and its model come from, see `plugins.checksums`.
+        files: checksums of the Python files that its method and its model come from, see `plugin_checksums`.
     """
 
     settings: str
@@ -47,7 +48,7 @@ class Fingerprint:
         """Of a run that is started or resumed now."""
         decided = {**config.fixed(), "topology": neighbours(config.topology)}
         text, device = json.dumps(decided, default=str), config.torch_device().type
-        files = plugins.checksums(config.method, config.model)
+        files = plugin_checksums(config.method, config.model)
         return cls(text, federation.checksums, versions(), device, tuple(given), tuple(notes), files)
 
     @classmethod
@@ -96,7 +97,7 @@ class Fingerprint:
             raise UserError(f"{folder}: the data is not what the run was started with (clients {', '.join(other)})")
         for what, checksum in self.files.items():
             if now.files.get(what) != checksum:
-                file = one_line(plugins.file_of(dict(json.loads(now.settings))[what]))
+                file = one_line(plugin_file(dict(json.loads(now.settings))[what]))
                 raise UserError(
                     f"{folder}: {file}, where its {what} comes from, is not what it was when the run started; "
                     f"put it back, or {again}"
@@ -131,3 +132,18 @@ def neighbours(topology: str) -> str:
         return hashlib.sha256(Path(topology).read_bytes()).hexdigest() if Path(topology).is_file() else topology
     except OSError:  # no file's name
         return topology
+
+
+@functools.cache
+def versions(engine: str = "inprocess") -> dict[str, str]:
+    """Of fedc2i, Python and the packages that decide numbers; Flower is among them if that engine was used."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"fedc2i": __version__, "python": platform.python_version()}
+    carrier = () if engine == "inprocess" else ("flwr",)
+    for package in ("torch", "numpy", "scikit-learn", "pillow", "matplotlib", *carrier):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # e.g. a torch that was built by hand
+            found[package] = "unknown"
+    return found

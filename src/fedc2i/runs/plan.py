@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedc2i.core.errors import UserError, nearest, one_line
-from fedc2i.core.settings import names
+from fedc2i.core.options import names
 from fedc2i.data import sources
 from fedc2i.data.federation import Federation
 from fedc2i.engine.checks import check

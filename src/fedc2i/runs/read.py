@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedc2i.core.errors import UserError, flaw, one_line
-from fedc2i.core.plugins import is_plugin
+from fedc2i.core.files import is_plugin
 from fedc2i.data import npz
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.engine.diagnostics import LARGE

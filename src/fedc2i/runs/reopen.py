@@ -9,9 +9,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedc2i.core.errors import UserError
+from fedc2i.core.files import is_plugin
+from fedc2i.core.options import names
 from fedc2i.core.params import Stacked
-from fedc2i.core.plugins import is_plugin
-from fedc2i.core.settings import names
 from fedc2i.data.federation import Federation
 from fedc2i.methods import registry
 from fedc2i.methods.base import Method

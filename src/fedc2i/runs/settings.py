@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tomli_w
 
 from fedc2i.core.errors import UserError, nearest, one_line
-from fedc2i.core.options import convert, options_of, type_hints
-from fedc2i.core.settings import names, setting
+from fedc2i.core.options import convert, names, options_of, setting, type_hints
 from fedc2i.engine.settings import EngineSettings
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 
 import cloudpickle
 
-from fedc2i.core import plugins
 from fedc2i.core.errors import UserError, nearest
+from fedc2i.core.files import is_plugin, load_plugin
 from fedc2i.core.options import convert, options_of
 from fedc2i.methods import registry
 from fedc2i.methods.base import Method
@@ -41,7 +41,7 @@ def parse(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
         return type(wanted), wanted.name, asdict(wanted)
     if not isinstance(wanted, str):
         raise UserError(f"a method is a name such as fedc2i or a fedc2i.Method, got '{wanted}'")
-    if plugins.is_plugin(wanted):
+    if is_plugin(wanted):
         file, _, rest = wanted.partition(".py:")
         attribute, _, options = rest.partition(":")
         name = f"{file}.py:{attribute}"
@@ -87,7 +87,7 @@ def build(name: str, classes: Sequence[str], image_shape: tuple[int, int, int]) 
     Raises:
         UserError: if there is no such model, or the function fails.
     """
-    if not plugins.is_plugin(name):
+    if not is_plugin(name):
         return named.build(name, len(classes), image_shape)
     try:
         built = _load(name)(len(classes), image_shape)
@@ -102,6 +102,6 @@ def build(name: str, classes: Sequence[str], image_shape: tuple[int, int, int]) 
 
 def _load(name: str) -> Any:
     """What FILE.py:NAME names, sent to worker processes by value: they cannot import it."""
-    found = plugins.load(name)
-    cloudpickle.register_pickle_by_value(plugins.module_of(name))
+    found, module = load_plugin(name)
+    cloudpickle.register_pickle_by_value(module)
     return found

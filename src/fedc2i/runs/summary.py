@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedc2i.core.version import versions
 from fedc2i.engine.records import POINTS, Point
+from fedc2i.runs.fingerprint import versions
 from fedc2i.runs.results import Result
 
 

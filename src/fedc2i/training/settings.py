@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fedc2i.core.errors import UserError
-from fedc2i.core.options import validate
-from fedc2i.core.settings import setting
+from fedc2i.core.options import setting, validate
 
 if TYPE_CHECKING:
     from torch import Tensor

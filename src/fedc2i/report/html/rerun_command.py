@@ -6,9 +6,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from fedc2i.core import plugins
-from fedc2i.core.options import options_of
-from fedc2i.core.settings import flags, names
+from fedc2i.core.files import is_plugin
+from fedc2i.core.options import flags, names, options_of
 from fedc2i.data.sources import SOURCES
 from fedc2i.methods.base import Method
 from fedc2i.models import named
@@ -78,7 +77,7 @@ def _note(config: RunSettings) -> str:
         word
         for word, known in (
             ("data", config.data.partition(":")[0] in SOURCES),
-            ("model", config.model in named.NAMES or plugins.is_plugin(str(config.model))),
+            ("model", config.model in named.NAMES or is_plugin(str(config.model))),
         )
         if not known
     ]

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedc2i.analysis.significance import Paired, bootstrap_interval
 from fedc2i.core.errors import UserError
-from fedc2i.core.settings import names
+from fedc2i.core.options import names
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.report import points
 from fedc2i.report.comparison import comparison_table
