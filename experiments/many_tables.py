@@ -9,8 +9,7 @@ from experiments.grid import SEEDS_NOTE
 from experiments.many_verdict import TIMES, TOLERANCE, Compared, Found, Measured, apart
 from experiments.verdict import Verdict
 from fedc2i.engine.records import POINTS
-from fedc2i.report.points import SHORT
-from fedc2i.report.table import Row, Table
+from fedc2i.report.table import SHORT, Row, Table
 from fedc2i.runs.results import Array, Score
 
 SETTING_NOTE = (

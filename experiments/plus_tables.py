@@ -14,9 +14,8 @@ from experiments.verdict import Verdict, counted
 from fedc2i.analysis.significance import Paired
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.methods.base import Method
-from fedc2i.report import points
 from fedc2i.report.comparison import BEST, seeds_label
-from fedc2i.report.table import Row, Table
+from fedc2i.report.table import POINT_COLUMN, POINT_NOTE, SHORT, Row, Table, starred
 from fedc2i.runs.results import Array, Result, Score
 
 PAIRED_NOTE = (
@@ -51,14 +50,14 @@ def tables(
 
 def scores(title: str, found: Found, labels: Mapping[str, str], notes: list[str], differences: bool = False) -> Table:
     """One row per method and point, the averages of every benchmark as columns; with or without differences."""
-    header = ["Method", points.COLUMN]
+    header = ["Method", POINT_COLUMN]
     for data, rows in found.items():
         header += [f"{data} {average}" for average in rows[OURS].averages("trained")]
         header += _paired_header(data, rows[OURS]) if differences else []
     table, pairs, first = Table(title, tuple(header), bold=BEST), compare(found), next(iter(found.values()))
     for name, label in labels.items():
         for point in POINTS:
-            cells, best = [label, points.starred(point, first[name].method.headline)], set[int]()
+            cells, best = [label, starred(point, first[name].method.headline)], set[int]()
             for data, rows in found.items():
                 for average, values in rows[name].averages(point).items():
                     means = [round(float(other.averages(point)[average].mean()), 2) for other in rows.values()]
@@ -67,7 +66,7 @@ def scores(title: str, found: Found, labels: Mapping[str, str], notes: list[str]
                 cells += _paired_cells(pairs.get((data, name, point))) if differences else []
             table.rows.append(Row(tuple(cells), best=frozenset(best), ends_section=point == POINTS[-1]))
     more = [PAIRED_NOTE.format(ours=first[OURS].method.title)] if differences else []
-    table.notes = [points.NOTE, *more, *notes]
+    table.notes = [POINT_NOTE, *more, *notes]
     return table
 
 
@@ -77,13 +76,13 @@ def paired(found: Found, labels: Mapping[str, str], notes: list[str]) -> Table:
     header = [name for data, rows in found.items() for name in _paired_header(data, rows[OURS])]
     seeds = counted(len(first[OURS].config.seeds), "seed")
     title = f"{labels[OURS]} minus every other method, paired over {seeds}"
-    table, pairs = Table(title, ("Minus", points.COLUMN, *header)), compare(found)
+    table, pairs = Table(title, ("Minus", POINT_COLUMN, *header)), compare(found)
     for name in labels:
         for point in POINTS if name != OURS else ():
             cells = [cell for data in found for cell in _paired_cells(pairs[data, name, point])]
-            where = points.starred(point, first[name].method.headline)
+            where = starred(point, first[name].method.headline)
             table.rows.append(Row((labels[name], where, *cells), ends_section=point == POINTS[-1]))
-    table.notes = [points.NOTE, PAIRED_NOTE.format(ours=first[OURS].method.title), *notes]
+    table.notes = [POINT_NOTE, PAIRED_NOTE.format(ours=first[OURS].method.title), *notes]
     return table
 
 
@@ -95,7 +94,7 @@ def tuning(
 ) -> Table:
     """Validation accuracy of every setting, and the choice; test accuracy had no part in it."""
     benchmarks = list(dict.fromkeys(data for data, _ in tuned))
-    header = [f"{data} {what}" for data in benchmarks for what in (*points.SHORT.values(), "both", "choice")]
+    header = [f"{data} {what}" for data in benchmarks for what in (*SHORT.values(), "both", "choice")]
     listed = ", ".join(map(str, seeds))
     title = f"Choice of settings: validation accuracy (%) before and after local training, tuning seeds {listed}"
     table = Table(title, ("Method", "Setting", *header), bold="the choice")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from experiments.verdict import Verdict, counted, met
 from fedc2i.analysis.significance import DIGITS, Paired
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report.points import WHEN
+from fedc2i.report.table import WHEN
 from fedc2i.runs.results import Array, Result
 
 BENCHMARKS = ("digit5", "office10")

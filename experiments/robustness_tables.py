@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from experiments.robustness_verdict import FLOOR, NONE, WEIGHTS, Attacked, Found, Measured
 from experiments.verdict import Verdict
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report import points
 from fedc2i.report.comparison import BEST
-from fedc2i.report.table import Row, Table
+from fedc2i.report.table import POINT_COLUMN, POINT_NOTE, Row, Table, starred
 from fedc2i.runs.folder import slug
 from fedc2i.runs.results import Array, Score
 
@@ -44,18 +43,18 @@ def tables(found: Found, verdict: Verdict, notes: Sequence[str]) -> dict[str, Ta
 def accuracy(data: str, own: Attacked, notes: Sequence[str]) -> Table:
     """Honest clients' test accuracy, one row per method and point, one column per attack."""
     title = f"Honest clients of {data} under attack: test accuracy (%), {_seeds(own)}"
-    table = Table(title, ("Method", points.COLUMN, *own.rows), averages=len(own.rows), bold=BEST)
+    table = Table(title, ("Method", POINT_COLUMN, *own.rows), averages=len(own.rows), bold=BEST)
     _fill(table, own, [*own.rows[NONE]], [*own.rows], lambda a, name, point: own.rows[a][name].accuracy[point], _score)
-    table.notes = [points.NOTE, HONEST_NOTE, FLOOR_NOTE, *notes]
+    table.notes = [POINT_NOTE, HONEST_NOTE, FLOOR_NOTE, *notes]
     return table
 
 
 def change(data: str, own: Attacked, notes: Sequence[str]) -> Table:
     """How honest clients' accuracy changes under each attack."""
     title = f"Change of honest clients' accuracy on {data} under attack (points), {_seeds(own)}"
-    table = Table(title, ("Method", points.COLUMN, *own.attacks), bold="the most favourable change, Local aside")
+    table = Table(title, ("Method", POINT_COLUMN, *own.attacks), bold="the most favourable change, Local aside")
     _fill(table, own, [name for name in own.rows[NONE] if name != FLOOR], own.attacks, own.change, _signed)
-    table.notes = [points.NOTE, HONEST_NOTE, CHANGE_NOTE, *notes]
+    table.notes = [POINT_NOTE, HONEST_NOTE, CHANGE_NOTE, *notes]
     return table
 
 
@@ -88,7 +87,7 @@ def _fill(
     for name in methods:
         row: Measured = own.rows[NONE][name]
         for point in POINTS:
-            cells, best = [row.label, points.starred(point, row.headline)], set[int]()
+            cells, best = [row.label, starred(point, row.headline)], set[int]()
             for attack in attacks:
                 found = values(attack, name, point)
                 top = max(_rounded(values(attack, other, point)) for other in methods)

@@ -15,7 +15,7 @@ from experiments.verdict import Verdict
 from fedc2i.analysis.significance import DIGITS
 from fedc2i.engine import attacks
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report.points import WHEN
+from fedc2i.report.table import WHEN
 from fedc2i.runs.results import Array, Result
 
 NONE = "none"

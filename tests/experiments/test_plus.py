@@ -22,7 +22,7 @@ from fedc2i.data import office10
 from fedc2i.data.federation import Federation
 from fedc2i.engine.records import POINTS
 from fedc2i.methods import registry
-from fedc2i.report.points import WHEN
+from fedc2i.report.table import WHEN
 from fedc2i.runs.results import Result
 from support.helpers import DIGIT5, Answer, blank_federation, files_below, made_up
 

@@ -79,8 +79,6 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     for name, artefact in ARTEFACTS.items():
         needs = {benchmark: lists.get(tuple(methods), methods) for benchmark, methods in artefact.needs.items()}
         patch.setitem(ARTEFACTS, name, replace(artefact, needs=needs))  # type: ignore[arg-type]
-    for name, short in SHORT.items():
-        patch.setattr(recipes, name, short)
 
 
 @pytest.fixture

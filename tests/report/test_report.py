@@ -18,8 +18,7 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.local import Local
 from fedc2i.report import figures
-from fedc2i.report.comparison import BEST, comparison_table
-from fedc2i.report.influence_table import influence_table
+from fedc2i.report.comparison import BEST, comparison_table, influence_table
 from fedc2i.runs.results import Result
 from support.helpers import DIGIT5, blank_federation, is_drawn, made_up
 

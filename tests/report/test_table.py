@@ -19,8 +19,8 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedcalm import FedCALM
 from fedc2i.methods.fedic import FedIC
 from fedc2i.methods.local import Local
-from fedc2i.report import paper_tables
 from fedc2i.report.comparison import DIFFERENCE_NOTE, comparison_table
+from fedc2i.report.reproduction import PUBLISHED_NOTE, averages_table, cost_table, gamma_table
 from fedc2i.report.table import Row, Table
 from fedc2i.runs.results import Result
 from support.helpers import DIGIT5, blank_federation, made_up
@@ -324,7 +324,7 @@ def test_ties_go_by_the_average_without_the_stand_in() -> None:
     assert any(note.startswith("~: the difference of Avg-4 ") for note in table.notes)
 
 
-@pytest.mark.parametrize("make", [comparison_table, paper_tables.costs], ids=["comparison", "costs"])
+@pytest.mark.parametrize("make", [comparison_table, cost_table], ids=["comparison", "costs"])
 def test_reconstructions_are_named_once_below_the_table(make: object) -> None:
     methods: list[tuple[Method, str]] = [
         (Local(), "local"),
@@ -348,7 +348,7 @@ def test_cost_is_what_the_rounds_measured() -> None:
         replace(report, seconds=number, bytes_up=1234, bytes_down=56789)
         for number, report in enumerate(second.rounds, 1)
     ]
-    table = paper_tables.costs([first, second])
+    table = cost_table([first, second])
     assert table.title == "Cost on toy, lenet5, 2 clients"
     assert table.header == ("Method", "Device", "up (kB)", "down (kB)", "seconds a round")
     assert [row.cells for row in table.rows] == [
@@ -372,7 +372,7 @@ def test_ablation_has_the_averages_of_both_data_sets() -> None:
         made_up(OFFICE10, around((60, 62, 64, 66)), method=Local(), lift=2),
         made_up(OFFICE10, around((70, 70, 70, 70)), key="fedc2i-client", lift=2),
     ]
-    table = paper_tables.averages("Ablation: λ and Λ", [digits, office])
+    table = averages_table("Ablation: λ and Λ", [digits, office])
     assert table.title == "Ablation: λ and Λ; 2 seeds, mean ± sample sd"
     assert table.header == (
         *("Method", "Local training", "digit5 Avg", "digit5 Avg-4", "digit5 published Avg", "difference"),
@@ -392,12 +392,12 @@ def test_ablation_has_the_averages_of_both_data_sets() -> None:
     ]
     assert [row.ends_section for row in table.rows] == [False, True, False, True]
     assert [set(row.best) for row in table.rows] == [{2, 3}, {2, 3}, {2, 6}, {2, 6}]
-    assert paper_tables.PUBLISHED_NOTE in table.notes
+    assert PUBLISHED_NOTE in table.notes
 
 
 def test_ablation_marks_ties() -> None:
     results = [by_seed(80, 82, 84, key="best"), by_seed(79, 83, 81, key="mixed"), by_seed(79, 81, 83, key="below")]
-    table = paper_tables.averages("Ablation", [results])
+    table = averages_table("Ablation", [results])
     assert tied(table, column=2) == {("mixed", point) for point in ("before", "after")}
 
 
@@ -432,7 +432,7 @@ def both(*values: float | None) -> dict[str, Sequence[float | None]]:
 
 
 def test_gamma_is_chosen_by_validation_where_test_would_choose_another() -> None:
-    table = paper_tables.gamma_study(
+    table = gamma_table(
         [
             [
                 of_gamma(0.5, (99, 99), both(70, 70)),
@@ -460,7 +460,7 @@ def test_gamma_is_chosen_at_each_point_and_on_each_data_set() -> None:
         of_gamma(2.0, [50] * 5, {"received": [70] * 5, "trained": [80] * 5}, WITH_STAND_IN),
     ]
     office = [of_gamma(1.0, [50] * 4, both(*[60] * 4), OFFICE10), of_gamma(2.0, [50] * 4, both(*[61] * 4), OFFICE10)]
-    table = paper_tables.gamma_study([digits, office])
+    table = gamma_table([digits, office])
     assert table.header[2:] == (
         *("digit5 validation", "digit5 Avg", "digit5 Avg-4", "digit5 published Avg", "difference"),
         *("office10 validation", "office10 Avg", "office10 published Avg", "difference"),
@@ -472,9 +472,7 @@ def test_gamma_is_chosen_at_each_point_and_on_each_data_set() -> None:
 
 
 def test_clients_without_validation_are_left_out_of_its_mean() -> None:
-    table = paper_tables.gamma_study(
-        [[of_gamma(1.0, (50, 50), both(90, None)), of_gamma(2.0, (50, 50), both(80, None))]]
-    )
+    table = gamma_table([[of_gamma(1.0, (50, 50), both(90, None)), of_gamma(2.0, (50, 50), both(80, None))]])
     assert [row.cells[2] for row in table.rows] == ["90.00", "90.00", "80.00", "80.00"]
     assert chosen(table) == {"before": ["1"], "after": ["1"]}
 
@@ -486,7 +484,7 @@ def test_validation_is_averaged_within_a_seed_first() -> None:
         for metrics in report.metrics.values():
             for own, value in zip(metrics, values, strict=True):
                 own["validation_accuracy"] = value  # type: ignore[index]
-    (row, _) = paper_tables.gamma_study([[result]]).rows
+    (row, _) = gamma_table([[result]]).rows
     assert row.cells[2] == "70.50 ± 0.71"
 
 

@@ -17,7 +17,8 @@ import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.models.model import Model
-from fedc2i.report.tracking import Observers, Tracking, heat_map, track
+from fedc2i.report.progress import Observers
+from fedc2i.report.trackers import Tracking, heat_map, track
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result

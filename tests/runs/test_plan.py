@@ -13,7 +13,7 @@ from torch import nn
 from fedc2i import Federation, Method, Model, UserError, compare, run, split
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.report.published import published
+from fedc2i.report.published import PUBLISHED
 from fedc2i.runs.plan import Plan, prepare
 
 PLUGIN = """
@@ -173,12 +173,12 @@ def test_option_that_no_method_has(federation: Federation) -> None:
     "key", ["local", "fedavg", "fedprox", "fedc2i", *(f"fedc2i:gamma={gamma}" for gamma in (0.5, 1, 2, 10))]
 )
 def test_keys_are_those_of_the_published_rows(federation: Federation, key: str) -> None:
-    assert published("digit5", plan(key, federation).key)["Avg"].mean > 75
+    assert PUBLISHED["digit5"][plan(key, federation).key]["Avg"].mean > 75
 
 
 @pytest.mark.parametrize("variant", ["client", "class-local", "class-global"])
 def test_keys_of_the_ablation_are_published(federation: Federation, variant: str) -> None:
-    assert published("office10", plan(f"fedc2i-{variant}", federation).key)["Avg"].mean > 60
+    assert PUBLISHED["office10"][plan(f"fedc2i-{variant}", federation).key]["Avg"].mean > 60
 
 
 # Objects from Python.

@@ -29,14 +29,13 @@ def compare(
     METHOD is a name that `fedc2i methods` lists, with or without options (fedc2i:gamma=2), or FILE.py:CLASS.
     """
     from fedc2i import api
-    from fedc2i.cli.simulation import plans_of, short_name, shown
-    from fedc2i.report.tracking import track as tracking_of
+    from fedc2i.cli.simulation import plans_of, short_name, shown, trackers_of
     from fedc2i.runs.folder import new_folder
 
     values = values_of(settings, set_, config_file)
-    tracking = tracking_of(*(track or []))
+    trackers = trackers_of(track)
     plans = plans_of(methods, values, config_file)
     folder = new_folder(out, f"compare-{short_name(plans[0].config.data)}")
-    with shown(plans, folder, tracking) as observer:
+    with shown(plans, folder, trackers) as observer:
         results = api.execute_all(plans, folder, observer)
     show(results, folder, json)

@@ -48,8 +48,7 @@ def show(results: list[Result], folder: Path, json: bool) -> None:
 
         print(to_json({"folder": str(folder), "results": {one.key: summary(one) for one in results}}), end="")
         return
-    from fedc2i.report.comparison import comparison_table
-    from fedc2i.report.influence_table import influence_table
+    from fedc2i.report.comparison import comparison_table, influence_table
 
     console = console_for(160)
     console.print()

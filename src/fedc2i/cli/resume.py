@@ -29,9 +29,8 @@ def resume(
     """
     from fedc2i import api
     from fedc2i.cli import flower_local
-    from fedc2i.report.progress import ProgressView
-    from fedc2i.report.tracking import Observers
-    from fedc2i.report.tracking import track as tracking_of
+    from fedc2i.cli.simulation import trackers_of
+    from fedc2i.report.progress import Observers, ProgressView
     from fedc2i.runs import resume as resuming
 
     if flower_local.is_local(folder):
@@ -39,11 +38,11 @@ def resume(
             raise UserError(f"{folder}: of `fedc2i flower-local`, which has neither --device nor --track")
         flower_local.resume_local(folder, json)
         return
-    tracking = tracking_of(*(track or []))
+    trackers = trackers_of(track)
     left = resuming.unfinished(folder)
     if not left:
         ignored = "; --device and --track change nothing of it" if device is not None or track else ""
         say(f"{folder} is finished{ignored}")
-    with resumable(folder), ProgressView(Console(stderr=True), left) as view, tracking:
+    with resumable(folder), ProgressView(Console(stderr=True), left) as view, trackers as tracking:
         found = api.resume(folder, device=device, observer=Observers(view, tracking))
     show(found if isinstance(found, list) else [found], folder, json)

@@ -30,14 +30,13 @@ def run(
     FILE.py:CLASS. Options of the method can also be given as --set NAME=VALUE.
     """
     from fedc2i import api
-    from fedc2i.cli.simulation import plans_of, short_name, shown
-    from fedc2i.report.tracking import track as tracking_of
+    from fedc2i.cli.simulation import plans_of, short_name, shown, trackers_of
     from fedc2i.runs.folder import new_folder, slug
 
     values = values_of(settings, set_, config_file)
-    tracking = tracking_of(*(track or []))
+    trackers = trackers_of(track)
     (plan,) = plans_of([method or values.get("method", "fedc2i")], values, config_file)
     folder = new_folder(out, f"{slug(plan.key)}-{short_name(plan.config.data)}")
-    with shown([plan], folder, tracking) as observer:
+    with shown([plan], folder, trackers) as observer:
         result = api.execute(plan, folder, observer)
     show([result], folder, json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,9 @@ from rich.console import Console
 from fedc2i.cli.output import resumable, say
 from fedc2i.core.errors import UserError
 from fedc2i.engine import accountant
-from fedc2i.report.progress import ProgressView
-from fedc2i.report.tracking import Observers, Tracking
+from fedc2i.report.progress import Observers, ProgressView
 from fedc2i.runs.folder import slug
-from fedc2i.runs.plan import Plan, prepare
+from fedc2i.runs.plan import Observer, Plan, prepare
 
 
 def plans_of(methods: Sequence[str], values: Mapping[str, Any], file: Path | None) -> list[Plan]:
@@ -39,8 +38,19 @@ def short_name(data: str) -> str:
     return slug(path.resolve().name if path.is_dir() else path.resolve().stem)
 
 
+def trackers_of(wanted: Sequence[str] | None) -> AbstractContextManager[Observer | None]:
+    """The trackers that ``--track`` names; without any, their code is not loaded."""
+    if not wanted:
+        return nullcontext()
+    from fedc2i.report.trackers import track
+
+    return track(*wanted)
+
+
 @contextmanager
-def shown(plans: Sequence[Plan], folder: Path, tracking: Tracking) -> Iterator[Observers]:
+def shown(
+    plans: Sequence[Plan], folder: Path, trackers: AbstractContextManager[Observer | None]
+) -> Iterator[Observers]:
     """Says what is about to run, and shows its progress in the terminal and in trackers."""
     first = plans[0]
     planned = accountant.cost(first.config, len(first.federation.names))
@@ -52,6 +62,6 @@ def shown(plans: Sequence[Plan], folder: Path, tracking: Tracking) -> Iterator[O
     with (
         resumable(folder, first.config.engine),
         ProgressView(Console(stderr=True), len(plans)) as view,
-        tracking,
+        trackers as tracking,
     ):
         yield Observers(view, tracking)

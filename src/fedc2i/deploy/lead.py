@@ -32,8 +32,8 @@ from fedc2i.flower.enrolment import common_federation, reject_incompatible, wait
 from fedc2i.flower.message_format import Introduction
 from fedc2i.flower.site import Assignment
 from fedc2i.report import figures
-from fedc2i.report.points import SHORT
 from fedc2i.report.progress import rejected_uploads
+from fedc2i.report.table import SHORT
 from fedc2i.runs import driver
 from fedc2i.runs.checkpoint import Checkpoints
 from fedc2i.runs.plan import Plan, prepare

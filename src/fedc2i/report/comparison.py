@@ -1,19 +1,23 @@
-"""The table of one or several results, with the published figures where there are any."""
+"""The table of one or several results with the published figures and notes, and the table of who helps whom."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from fedc2i.analysis.significance import indistinguishable, pooled_deviations
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json, write_atomically
+from fedc2i.engine.attacks import MOST_NAMED
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report import points
-from fedc2i.report.notes import attack_notes, other_protocol, privacy_costs, reconstructions
-from fedc2i.report.published import misprints, published_row
-from fedc2i.report.table import Row, Table
+from fedc2i.report.published import MISPRINTS, PUBLISHED
+from fedc2i.report.table import POINT_COLUMN, POINT_NOTE, SHORT, Row, Table, counted, starred
 from fedc2i.runs.results import Result, Score
 from fedc2i.runs.summary import summary
 
@@ -21,6 +25,7 @@ BEST = "the best of its column at that point"
 TIES_NOTE = "~: the difference of {average} from the best may be chance (95 % bootstrap interval over paired seeds)."
 FEW_NOTE = "With {seeds} seeds this test is weak: treat small differences with care."
 FEW = 4  # seeds up to which the test is called weak
+MOST_DRAWS = 6  # different sets of attackers in a note
 DIFFERENCE_NOTE = (
     "difference: ours minus published in pooled standard deviations; in points (pt) where one of the two has none. "
     "Nothing was tuned towards the published rows."
@@ -51,41 +56,45 @@ def comparison_table(results: Sequence[Result], against_paper: bool = False) -> 
         if len(results) > 1
     }
     tied = ties(results)
+    title = f"Test accuracy (%) on {first.config.data}, {first.config.model}, {counted(first.config.rounds, 'round')}"
     table = Table(
-        _title(first),
-        ("Method", points.COLUMN, *columns),
+        f"{title}, {seeds_label(first)}",
+        ("Method", POINT_COLUMN, *columns),
         averages=len(columns) - len(first.federation.names),
         bold=BEST if best else "",
     )
     for result in results:
-        printed = published_row(result)
         for point in POINTS:
             own = scores[result.key, point]
             marks = frozenset(k + 2 for k, c in enumerate(columns) if round(own[c].mean, 2) == best.get((point, c)))
             cells = [str(own[column]) for column in columns]
             cells[-1] += " ~" if (result.key, point) in tied else ""
-            where = points.starred(point, result.method.headline)
-            table.rows.append(Row((result.label, where, *cells), best=marks))
-        if printed:
+            table.rows.append(Row((result.label, starred(point, result.method.headline), *cells), best=marks))
+        if printed := published_row(result):
             cells = [str(printed[c]) if c in printed else "" for c in columns]
             table.rows.append(Row((result.label, "published", *cells), "published"))
             for point in POINTS if against_paper else ():
                 away = [difference(scores[result.key, point][c], printed.get(c), c, result) for c in columns]
-                where = f"difference, {points.SHORT[point]}"
-                table.rows.append(Row((result.label, where, *away), "published"))
+                table.rows.append(Row((result.label, f"difference, {SHORT[point]}", *away), "published"))
         table.rows[-1] = replace(table.rows[-1], ends_section=True)
     table.notes = [
-        points.NOTE,
+        POINT_NOTE,
         *attack_notes(results),
         *(tie_notes(columns[-1], first) if tied else []),
         *([DIFFERENCE_NOTE] if against_paper else []),
         *other_protocol(first),
-        *(misprints(first.federation.name) if against_paper else []),
+        *(MISPRINTS.get(first.federation.name, []) if against_paper else []),
         *reconstructions(results),
         *privacy_costs(results),
         *first.federation.notes,
     ]
     return table
+
+
+def write_comparison(results: Sequence[Result], folder: Path) -> None:
+    """``comparison.md`` and ``comparison.json`` beside the methods' run folders."""
+    write_atomically(folder / "comparison.md", comparison_table(results).to_markdown().encode())
+    write_atomically(folder / "comparison.json", to_json({result.key: summary(result) for result in results}).encode())
 
 
 def ties(results: Sequence[Result]) -> set[tuple[str, Point]]:
@@ -100,17 +109,20 @@ def ties(results: Sequence[Result]) -> set[tuple[str, Point]]:
     return found
 
 
-def tie_notes(average: str, result: Result) -> list[str]:
-    """What the mark of a tie means, and how far to trust it."""
-    seeds = len(result.config.seeds)
-    return [TIES_NOTE.format(average=average), *([FEW_NOTE.format(seeds=seeds)] if seeds <= FEW else [])]
+def published_row(result: Result) -> dict[str, Score]:
+    """The paper's row for a result, with the data set's further averages computed from its columns; empty if none."""
+    own = PUBLISHED.get(result.federation.name, {})  # a partition of the data has another name, and no such row
+    row = dict(own.get(result.key, {}))
+    for title, members in result.federation.averages.items():
+        if all(member in row for member in members):
+            row[title] = Score(float(np.mean([row[member].mean for member in members])), None)
+    return row
 
 
 def difference(ours: Score, theirs: Score | None, column: str, result: Result) -> str:
     """How far a cell is from the published one; empty where they are not of the same data."""
-    stand_ins = {name for members in result.federation.averages.values() for name in result.federation.names}
-    for members in result.federation.averages.values():
-        stand_ins -= set(members)
+    averages = result.federation.averages.values()
+    stand_ins = {name for name in result.federation.names if averages and not any(name in own for own in averages)}
     if theirs is None or column in stand_ins or (column == "Avg" and stand_ins):
         return ""
     deviations = pooled_deviations(ours.mean, ours.sd, theirs.mean, theirs.sd)
@@ -123,13 +135,114 @@ def seeds_label(result: Result) -> str:
     return f"{len(seeds)} seeds, mean ± sample sd" if len(seeds) > 1 else f"seed {seeds[0]}"
 
 
-def write_comparison(results: Sequence[Result], folder: Path) -> None:
-    """``comparison.md`` and ``comparison.json`` beside the methods' run folders."""
-    write_atomically(folder / "comparison.md", comparison_table(results).to_markdown().encode())
-    write_atomically(folder / "comparison.json", to_json({result.key: summary(result) for result in results}).encode())
+# Notes below a table.
 
 
-def _title(result: Result) -> str:
-    config = result.config
-    rounds = "1 round" if config.rounds == 1 else f"{config.rounds} rounds"
-    return f"Test accuracy (%) on {config.data}, {config.model}, {rounds}, {seeds_label(result)}"
+def tie_notes(average: str, result: Result) -> list[str]:
+    """What the mark of a tie means, and how far to trust it."""
+    seeds = len(result.config.seeds)
+    return [TIES_NOTE.format(average=average), *([FEW_NOTE.format(seeds=seeds)] if seeds <= FEW else [])]
+
+
+def attack_notes(results: Sequence[Result]) -> list[str]:
+    """A line for every attack among the results, and one for every result of which no upload was ever usable."""
+    found: dict[str, list[str]] = {}
+    for result in results:
+        if result.attackers:
+            found.setdefault(_attackers(result.attackers), []).append(result.label)
+    notes = [
+        f"Under attack{'' if len(labels) == len(results) else f' ({_listed(labels)})'}: {who}; averages include the "
+        "attackers."
+        for who, labels in found.items()
+    ]
+    return notes + [
+        f"{result.label}: no upload of any client was ever usable ({_seeds(result.unheard)}); nobody learned from "
+        "anyone else."
+        for result in results
+        if result.unheard
+    ]
+
+
+def other_protocol(result: Result) -> list[str]:
+    """A warning where published rows stand beside results of other settings."""
+    preset, config = result.federation.preset, result.config
+    other = [name for name in ("model", "rounds") if preset.get(name, getattr(config, name)) != getattr(config, name)]
+    if not other or not published_row(result):
+        return []
+    listed = ", ".join(f"{name} {getattr(config, name)} instead of {preset[name]}" for name in other)
+    return [f"Not the protocol on {config.data} ({listed}): do not compare with the published rows."]
+
+
+def reconstructions(results: Sequence[Result]) -> list[str]:
+    """A line for every method that had to be reconstructed."""
+    return list(dict.fromkeys(result.method.reconstruction for result in results if result.method.reconstruction))
+
+
+def privacy_costs(results: Sequence[Result]) -> list[str]:
+    """A line for every ε among results whose uploads were clipped."""
+    found: dict[str, list[str]] = {}
+    for result in results:
+        if result.privacy is not None:
+            found.setdefault(str(result.privacy), []).append(result.label)
+    return [f"Privacy of {_listed(labels)}: {text}." for text, labels in found.items()]
+
+
+def _attackers(by_seed: Mapping[int, Mapping[str, Sequence[str]]]) -> str:
+    """By attack the clients, each set of them with its seeds."""
+    draws: dict[str, dict[tuple[str, ...], list[int]]] = {}
+    for seed, kinds in by_seed.items():
+        for kind, names in kinds.items():
+            draws.setdefault(kind, {}).setdefault(tuple(names), []).append(seed)
+    said = []
+    for kind, own in draws.items():
+        listed = [f"{_clients(names)} ({_seeds(seeds)})" for names, seeds in own.items()]
+        more = len(listed) - MOST_DRAWS
+        rest = f" and others in {more} more draws, see summary.json" if more > 0 else ""
+        said.append(f"{kind} by {_listed(listed[:MOST_DRAWS])}{rest}")
+    return "; ".join(said)
+
+
+def _clients(names: tuple[str, ...]) -> str:
+    more = len(names) - MOST_NAMED
+    *first, last = [*names[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
+    return f"{_listed(first)} and {last}" if first else last
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {_listed(seeds)}"
+
+
+def _listed(parts: Sequence[object]) -> str:
+    return ", ".join(map(str, parts))
+
+
+# Who helps whom.
+
+
+def influence_table(result: Result, width: int) -> RichTable | Text | None:
+    """The influence vectors after the last round, mean over seeds, shaded; None if nothing was measured.
+
+    Where they need more than ``width`` columns of the terminal, a line that says where to look.
+    """
+    vectors = [result.influence("influence_vector", seed) for seed in result.config.seeds]
+    if not all(vector.size for vector in vectors):
+        return None
+    mean = np.mean([vector[-1] for vector in vectors], axis=0)
+    names = result.federation.names
+    if max(map(len, names)) + sum(max(len(name), 5) + 3 for name in names) + 4 > width:
+        return Text(f"Who helps whom: {result.label}, {len(names)} clients, see influence.png in the run folder\n")
+    title = f"Who helps whom: {result.label}, influence vector λ after the last round (row: who is helped)"
+    table = RichTable(title=Text(title, "table.title"), title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for name in names:
+        table.add_column(Text(name), justify="right")
+    for m, name in enumerate(names):
+        table.add_row(Text(name), *(_shaded(value, 1 / len(names)) for value in mean[m]))
+    return table
+
+
+def _shaded(value: float, equal: float) -> Text:
+    if np.isnan(value):
+        return Text("-", style="dim")
+    style = "bold green" if value > 1.2 * equal else "dim" if value < 0.8 * equal else ""
+    return Text(f"{value:.3f}", style=style)

@@ -14,7 +14,7 @@ from fedc2i.core.files import write_atomically
 from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report.points import WHEN
+from fedc2i.report.table import WHEN
 from fedc2i.runs.results import Array, Result
 
 if TYPE_CHECKING:

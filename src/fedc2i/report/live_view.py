@@ -22,8 +22,8 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.files import is_locked
 from fedc2i.engine.records import POINTS
 from fedc2i.report.live_run import LiveRun, LiveRunReader
-from fedc2i.report.points import WHEN
 from fedc2i.report.progress import accuracies, rejected_uploads
+from fedc2i.report.table import WHEN
 
 BARS = "▁▂▃▄▅▆▇█"
 MOST_CLIENTS = 20  # with a line of their own

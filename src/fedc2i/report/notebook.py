@@ -12,8 +12,7 @@ from fedc2i.analysis.weights import of_last_round
 from fedc2i.report import figures
 from fedc2i.report.comparison import comparison_table
 from fedc2i.report.html.side_by_side import best_of_each_point
-from fedc2i.report.table import Table
-from fedc2i.report.wording import size
+from fedc2i.report.table import Table, size
 from fedc2i.runs.results import Comparison, Result
 
 MOST_CLIENTS = 12  # columns of an HTML table

@@ -12,7 +12,7 @@ from fedc2i.analysis import weights
 from fedc2i.core.errors import UserError
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.report import figures
-from fedc2i.report.points import WHEN
+from fedc2i.report.table import WHEN
 from fedc2i.runs.results import Result
 
 if TYPE_CHECKING:

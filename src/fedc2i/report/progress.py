@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedc2i.engine.records import POINTS, Point, Round
-from fedc2i.report.points import WHEN
-from fedc2i.report.wording import counted
+from fedc2i.report.table import WHEN, counted
+from fedc2i.runs.plan import Observer
 from fedc2i.runs.results import Result
 
 WIDE = 120  # columns of a terminal that has room for the seeds, a long bar and the client count
@@ -101,32 +101,49 @@ class ProgressView:
         self.say(line)
 
     def _accuracy(self) -> str:
-        if not self._last:
-            return ""
-        means = {point: fmean(report.mean(point) for report in self._last.values()) for point in POINTS}
-        return accuracies(means)
-
-    def _rejected(self) -> str:
-        """Over all seeds."""
-        counts: Counter[str] = Counter()
-        for (_, name), count in self._refused.items():
-            counts[name] += count
-        return rejected_uploads(counts)
+        last = self._last.values()
+        return accuracies({point: fmean(report.mean(point) for report in last) for point in POINTS} if last else {})
 
     def _close(self) -> None:
         if self._task is None or not self._last:
             return
         last = max(report.round for report in self._last.values())
-        self._live.update(self._task, clients="", total=last, accuracy=self._accuracy() + self._rejected())
+        rejected: Counter[str] = Counter()  # over all seeds
+        for (_, name), count in self._refused.items():
+            rejected[name] += count
+        scores = self._accuracy() + rejected_uploads(rejected)
+        self._live.update(self._task, clients="", total=last, accuracy=scores)
         if self._live.disable:
             seconds = time.perf_counter() - self._began
-            self._console.print(
-                f"{self._label}: {counted(last, 'round')} in {seconds:.1f} s, {self._accuracy()}{self._rejected()}",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
-            )
+            self.say(f"{self._label}: {counted(last, 'round')} in {seconds:.1f} s, {scores}")
         self._task = None
+
+
+class Observers:
+    """Several observers as one; those that are None are ignored."""
+
+    def __init__(self, *observers: Observer | None) -> None:
+        self._observers = [one for one in observers if one is not None]
+
+    def begin(self, result: Result) -> None:
+        """A run starts."""
+        for one in self._observers:
+            one.begin(result)
+
+    def client(self, done: int, of: int) -> None:
+        """Some clients have finished."""
+        for one in self._observers:
+            one.client(done, of)
+
+    def round(self, report: Round) -> None:
+        """A round ended."""
+        for one in self._observers:
+            one.round(report)
+
+    def say(self, line: str) -> None:
+        """A line of an engine, for those that show lines."""
+        for one in self._observers:
+            getattr(one, "say", lambda line: None)(line)
 
 
 def accuracies(means: Mapping[Point, float]) -> str:

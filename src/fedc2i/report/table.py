@@ -1,9 +1,14 @@
-"""A table without a medium: shown in a terminal, or written as Markdown, CSV and LaTeX."""
+"""A table without a medium, shown in a terminal or written as Markdown, CSV and LaTeX; and the words in tables.
+
+Files and Python call the two evaluation points of a round ``received`` and ``trained``; tables, figures and pages say
+before and after local training.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +19,15 @@ from rich.text import Text
 
 from fedc2i.core.errors import printable
 from fedc2i.core.files import write_atomically
+from fedc2i.engine.records import Point
 
+WHEN: Mapping[Point, str] = {"received": "before local training", "trained": "after local training"}
+SHORT: Mapping[Point, str] = {"received": "before", "trained": "after"}
+POINT_COLUMN = "Local training"  # the heading of a column of short names
+POINT_NOTE = (
+    "before: the model that a client receives in a round; after: that model after the client's local training; "
+    "*: the point that the method's authors report."
+)
 MOST_METHOD = 16  # letters of a method's name in a line, where room is scarce
 
 
@@ -30,7 +43,7 @@ class Row:
 
 @dataclass
 class Table:
-    """A table without a medium."""
+    """A title, columns, rows, and notes below them."""
 
     title: str
     header: tuple[str, ...]
@@ -50,11 +63,7 @@ class Table:
     def to_rich(self, width: int, styled: bool = True) -> Group:
         """For a terminal of that width: if need be, deviations go below the means, then clients are omitted.
 
-        The notes below the table are as wide as the terminal.
-
-        Args:
-            width: in columns.
-            styled: whether bold text shows, as it does not in a file or a pipe.
+        Not ``styled`` is a file or a pipe, in which bold text does not show.
         """
         columns = list(range(len(self.header)))
         widths = [max(len(name), *(len(row.cells[k]) for row in self.rows)) for k, name in enumerate(self.header)]
@@ -169,3 +178,31 @@ def _markdown(text: str) -> str:
 
 def _latex(text: str) -> str:
     return "".join(_LATEX.get(sign, sign) for sign in text)
+
+
+def starred(point: Point, headline: Point) -> str:
+    """The short name, with a star at the point that a method's authors report."""
+    return f"{SHORT[point]} *" if point == headline else SHORT[point]
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 seed``, ``3 seeds``."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def percent(share: float) -> str:
+    """``25 %``, and small shares with a digit more: ``1.5 %``."""
+    return f"{100 * share:.{0 if share >= 0.1 else 1}f} %"
+
+
+def decimals(clients: int) -> int:
+    """Decimal places of a share of λ: equal shares of many clients are small."""
+    return 3 if clients > 50 else 2
+
+
+def size(count: int) -> str:
+    """Bytes: ``86.1 kB``, ``1.7 MB``."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} B"

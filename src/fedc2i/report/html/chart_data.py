@@ -14,7 +14,7 @@ from fedc2i.engine.records import POINTS, Point
 from fedc2i.report.html.encoding import MOST_VALUES, pack, rounds_to_keep, spread
 from fedc2i.report.html.graph_nodes import graph_nodes
 from fedc2i.report.html.side_by_side import last_average, named
-from fedc2i.report.points import WHEN
+from fedc2i.report.table import WHEN
 from fedc2i.runs.results import Array, Result
 
 DIAGNOSTICS = {"vector": ("influence_vector", 2), "matrix": ("influence_matrix", 3)}  # λ (M, M), Λ (M, M, C)

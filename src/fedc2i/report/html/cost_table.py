@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedc2i.report.notes import reconstructions
-from fedc2i.report.table import Row, Table
-from fedc2i.report.wording import counted, size
+from fedc2i.report.comparison import reconstructions
+from fedc2i.report.table import Row, Table, counted, size
 from fedc2i.runs.results import Result
 
 

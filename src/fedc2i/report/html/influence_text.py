@@ -9,7 +9,7 @@ import numpy as np
 from fedc2i.analysis.weights import DomainShare, domain_of, of_last_round
 from fedc2i.report.html.client_influence import ClientInfluence
 from fedc2i.report.html.verdict_text import Text
-from fedc2i.report.wording import counted, decimals, percent
+from fedc2i.report.table import counted, decimals, percent
 from fedc2i.runs.results import Array, Result
 
 FLAT = 0.1  # others within a tenth of their equal share: nobody is singled out

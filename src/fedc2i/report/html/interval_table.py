@@ -11,7 +11,7 @@ from typing import Any
 
 from fedc2i.analysis.influence_intervals import FILE, VERSION
 from fedc2i.core.errors import UserError, flaw
-from fedc2i.report.wording import decimals
+from fedc2i.report.table import decimals
 
 MOST_ROWS = 16  # clients whose intervals are written out
 ROUNDING = 1e-6  # of numbers in the file

@@ -10,8 +10,7 @@ import numpy as np
 from fedc2i.analysis.weights import DomainShare, of_last_round
 from fedc2i.engine.records import POINTS
 from fedc2i.report.html.side_by_side import common_seeds, differences, last_average, named, restricted, rounds_text
-from fedc2i.report.points import WHEN
-from fedc2i.report.wording import counted, percent
+from fedc2i.report.table import WHEN, counted, percent
 from fedc2i.runs.results import Result, Score
 
 

@@ -23,8 +23,7 @@ from fedc2i.report.html.rerun_command import rerun_command
 from fedc2i.report.html.sample_images import sample_images
 from fedc2i.report.html.side_by_side import difference_table, distinct_by_folder, score_table, settings_that_differ
 from fedc2i.report.html.verdict_text import verdict_text
-from fedc2i.report.points import WHEN
-from fedc2i.report.wording import decimals
+from fedc2i.report.table import WHEN, decimals
 from fedc2i.runs.results import Result
 
 EARLY = (  # before anything is drawn, or a dark page would begin with a white flash

@@ -12,9 +12,8 @@ from fedc2i.analysis.significance import Paired, bootstrap_interval
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import names
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report import points
 from fedc2i.report.comparison import comparison_table
-from fedc2i.report.table import Row, Table
+from fedc2i.report.table import POINT_COLUMN, SHORT, Row, Table
 from fedc2i.runs.results import Array, Result
 from fedc2i.runs.settings import RunSettings
 
@@ -186,15 +185,15 @@ def difference_table(results: Sequence[Result]) -> Table:
     title = last_average(results[0], "trained")[0]
     table = Table(
         f"Distance from the best, {title}",
-        ("Method", points.COLUMN, "below the best", "95 % interval", "standard error", "best ahead / behind / equal"),
+        ("Method", POINT_COLUMN, "below the best", "95 % interval", "standard error", "best ahead / behind / equal"),
     )
     for point in POINTS:
         best, found = differences(results, point)
-        table.rows.append(Row((results[best].label, points.SHORT[point], "best", "", "", ""), best=frozenset({2})))
+        table.rows.append(Row((results[best].label, SHORT[point], "best", "", "", ""), best=frozenset({2})))
         for one in found:
             mean, error, counts = one.paired.cells()
             ends = "" if one.interval is None else f"{one.interval[0]:+z.2f} to {one.interval[1]:+z.2f}"
-            cells = (results[one.other].label, points.SHORT[point], mean.lstrip("+"), ends, error, counts)
+            cells = (results[one.other].label, SHORT[point], mean.lstrip("+"), ends, error, counts)
             table.rows.append(Row(cells))
         table.rows[-1] = replace(table.rows[-1], ends_section=True)
     many = len(seeds) > 1

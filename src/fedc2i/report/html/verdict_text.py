@@ -11,8 +11,7 @@ from fedc2i.analysis.weights import finite_mean
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.report.html.side_by_side import common_seeds, differences, last_average, last_round, named, restricted
 from fedc2i.report.html.warning_notes import warning_notes
-from fedc2i.report.points import WHEN
-from fedc2i.report.wording import counted
+from fedc2i.report.table import WHEN, counted
 from fedc2i.runs.results import Result, Score
 
 FEW = 4  # seeds up to which an interval is called weak
