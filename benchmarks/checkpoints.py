@@ -22,8 +22,8 @@ import fedc2i
 from fedc2i.engine.records import Round
 from fedc2i.engine.state import State
 from fedc2i.runs import driver
-from fedc2i.runs.checkpoint import Checkpoints
 from fedc2i.runs.driver import execute
+from fedc2i.runs.folder import Checkpoints
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result
 

@@ -22,7 +22,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.methods.base import Method
 from fedc2i.report.progress import ProgressView
 from fedc2i.report.table import Table
-from fedc2i.runs.cache import Store
+from fedc2i.runs.cache import RunCache
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.results import Result
 
@@ -70,7 +70,7 @@ class Grid:
         self.folder: Path = given.out / part / trial
         self.notes: list[str] = []
         self.warnings: list[str] = []
-        self._cache = Store(given.out / "runs", models=False)
+        self._cache = RunCache(given.out / "runs", models=False)
         self._progress: ProgressView | None = None
 
     def plan(self, data: str, methods: Sequence[str | Method], **settings: Any) -> list[Plan]:

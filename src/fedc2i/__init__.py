@@ -29,8 +29,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; names are imported on f
     from fedc2i.report.comparison import comparison_table
     from fedc2i.report.plots import plot_accuracy, plot_influence
     from fedc2i.report.trackers import track
-    from fedc2i.runs.folder import read_model
-    from fedc2i.runs.read import read_run
+    from fedc2i.runs.finished_run import read_model, read_run
     from fedc2i.runs.results import Comparison, Result, Score
     from fedc2i.training.local import Batch
 
@@ -90,8 +89,7 @@ _NAMES_IN = {
     "report.comparison": ("comparison_table",),
     "report.plots": ("plot_accuracy", "plot_influence"),
     "report.trackers": ("track",),
-    "runs.folder": ("read_model",),
-    "runs.read": ("read_run",),
+    "runs.finished_run": ("read_model", "read_run"),
     "runs.results": ("Comparison", "Result", "Score"),
     "training.local": ("Batch",),
 }

@@ -11,12 +11,11 @@ from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 from fedc2i.report import comparison, figures
-from fedc2i.runs import driver
-from fedc2i.runs import resume as resuming
+from fedc2i.runs import driver, interrupted_run
 from fedc2i.runs.folder import new_folder, slug
+from fedc2i.runs.interrupted_run import Resumption, write_plan
 from fedc2i.runs.plan import Observer, Plan, prepare
 from fedc2i.runs.results import Comparison, Result
-from fedc2i.runs.resume import Given, write_plan
 
 
 def run(
@@ -91,8 +90,8 @@ def resume(
             are not those it was started with.
     """
     own = [] if method is None else [method] if isinstance(method, Method) else list(method)
-    given = Given(data, model, device=device)
-    found = resuming.resume(Path(folder), given, own, observer, figures.draw_run, finish_comparison)
+    how = Resumption(observer, figures.draw_run, data, model, own, device)
+    found = interrupted_run.resume(Path(folder), how, finish_comparison)
     return found if isinstance(found, Result) else Comparison(found)
 
 

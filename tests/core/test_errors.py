@@ -14,12 +14,11 @@ from fedc2i.methods import registry
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models import named
 from fedc2i.runs import settings
-from fedc2i.runs.plan import prepare
-from fedc2i.runs.specs import parse
+from fedc2i.runs.plan import parse_method, prepare
 
 MISTYPED: dict[str, tuple[Callable[[], object], str]] = {
     "method": (lambda: registry.get("fedc2"), "fedc2i"),
-    "option": (lambda: parse("fedc2i:gama=2"), "gamma"),
+    "option": (lambda: parse_method("fedc2i:gama=2"), "gamma"),
     "setting": (lambda: prepare(["fedc2i"], {"round": 3}, "embedded"), "rounds"),
     "setting of a file": (lambda: settings.make(FedC2I, {"lr_": 3}), "lr"),
     "model": (lambda: named.build("lenet-wyde", 10, (3, 32, 32)), "lenet-wide"),

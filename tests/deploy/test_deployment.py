@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("flwr.app")
 import fedc2i
-from fedc2i.runs.summary import summary as summary_of
+from fedc2i.runs.results import summary as summary_of
 
 PROGRAM = (sys.executable, "-m", "fedc2i")
 TOLERANCE = 1e-4  # of an accuracy in percent: the engines do the same operations in the same order

@@ -29,9 +29,9 @@ from fedc2i.engine.records import POINTS, Round
 from fedc2i.flower import site
 from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.site import Home
-from fedc2i.runs import journal
-from fedc2i.runs.read import read_run
-from fedc2i.runs.summary import summary as summary_of
+from fedc2i.runs.finished_run import read_run
+from fedc2i.runs.folder import read_reports
+from fedc2i.runs.results import summary as summary_of
 from support.helpers import files_below, is_drawn, write_arrays
 
 QUICK: dict[str, Any] = {"model": "lenet5", "rounds": 3, "epochs": 1, "batch_size": 5}
@@ -553,4 +553,4 @@ def test_a_seed_that_was_finished_is_not_scored_again(tmp_path: Path, federation
 
 def journal_of(out: Path, seed: int) -> list[Round]:
     folder = out / "rounds" / f"seed{seed}"
-    return journal.read(folder, len(list(folder.glob("round*.npz"))) + 1)
+    return read_reports(folder, len(list(folder.glob("round*.npz"))) + 1)

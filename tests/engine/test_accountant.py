@@ -27,8 +27,8 @@ from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 from fedc2i.report.comparison import comparison_table, privacy_costs
+from fedc2i.runs.results import summary
 from fedc2i.runs.settings import RunSettings
-from fedc2i.runs.summary import summary
 from support.helpers import call
 from support.method_checks import upload
 

@@ -35,7 +35,7 @@ from fedc2i.data import arrays
 from fedc2i.deploy import run_description
 from fedc2i.deploy.secret_files import read_small
 from fedc2i.flower import message_format, wire
-from fedc2i.runs.read import read_run
+from fedc2i.runs.finished_run import read_run
 from support.published_files import digits, write_npz
 
 GIGABYTE = 2**30

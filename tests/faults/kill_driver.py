@@ -29,9 +29,9 @@ from fedc2i.engine import checkpoint_file
 from fedc2i.engine.client import LocalClient
 from fedc2i.engine.server import Mailbox, Server
 from fedc2i.report import figures
-from fedc2i.runs import checkpoint, journal
+from fedc2i.runs import folder as run_folder
 from fedc2i.runs.driver import execute
-from fedc2i.runs.folder import RunFolder
+from fedc2i.runs.folder import Checkpoints, RunFolder
 from fedc2i.runs.plan import prepare
 
 FEDERATION = conftest._federation((11, 9, 7), validation=4)
@@ -73,9 +73,9 @@ MOMENTS = [
     Moment("behind combining", Server, "combine", "after"),
     Moment("in personalising", LocalClient, "personalise"),
     Moment("in evaluation", LocalClient, "evaluate"),
-    Moment("before a report is kept", journal, "write"),
+    Moment("before a report is kept", run_folder, "write_report"),
     Moment("half a report written", Path, "write_bytes", "middle", named(".npz")),
-    Moment("behind a report", journal, "write", "after"),
+    Moment("behind a report", run_folder, "write_report", "after"),
     Moment("before metrics are appended", RunFolder, "record"),
     Moment("half the metrics appended", RunFolder, "record", "middle"),
     Moment("behind metrics", RunFolder, "record", "after"),
@@ -94,7 +94,7 @@ MOMENTS = [
     Moment("between models and summary", Path, "replace", "after", named("influence.npz")),
     Moment("behind the summary", RunFolder, "finish", "after"),
     Moment("while tidying up", shutil, "rmtree", "after"),
-    Moment("behind the run", checkpoint.Checkpoints, "remove", "after"),
+    Moment("behind the run", Checkpoints, "remove", "after"),
 ]
 
 

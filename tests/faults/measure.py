@@ -15,7 +15,7 @@ from torch import nn
 
 import fedc2i
 from fedc2i.engine.records import Round
-from fedc2i.runs.cache import Store
+from fedc2i.runs.cache import RunCache
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result
@@ -110,7 +110,7 @@ def store(folder: str) -> dict[str, Any]:
     settings = {"rounds": 20, "epochs": 1, "seeds": "0,1", "device": "cpu", "executor": "looped"}
     watch, accuracy = Watch(1), []
     for plan in prepare(["fedavg", "fedc2i"], settings, data, small(side=16)):
-        accuracy.append(Store(Path(folder)).compute(plan, watch).accuracy("trained").tolist())
+        accuracy.append(RunCache(Path(folder)).compute(plan, watch).accuracy("trained").tolist())
     return {"accuracy": accuracy, "computed": watch.rounds / 20}
 
 

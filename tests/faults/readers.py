@@ -27,13 +27,12 @@ from fedc2i.engine.records import Round
 from fedc2i.engine.topology import parse as parse_topology
 from fedc2i.flower import message_format, wire
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.runs import journal
 from fedc2i.runs.driver import execute
-from fedc2i.runs.folder import read_model
+from fedc2i.runs.finished_run import read_model, read_run
+from fedc2i.runs.folder import read_reports, write_report
 from fedc2i.runs.plan import prepare
-from fedc2i.runs.read import read_run
+from fedc2i.runs.results import summary
 from fedc2i.runs.settings import make, read_toml
-from fedc2i.runs.summary import summary
 from support.published_files import digits, write_idx, write_libsvm, write_mat, write_npz, write_png_folder
 
 Files = dict[str, bytes]
@@ -247,7 +246,7 @@ READERS: dict[str, Reader] = {
     ),
     "topology": Reader(_topology, lambda path: parse_topology(str(path / "circle.txt"), ("a", "b", "c"), 0)),
     "checkpoint": Reader(_checkpoint, checkpoint_file.load, seal=_sealed_checkpoint),
-    "journal": Reader(lambda path: journal.write(path, _report()), lambda path: journal.read(path, 2)),
+    "journal": Reader(lambda path: write_report(path, _report()), lambda path: read_reports(path, 2)),
     "run folder": Reader(_run, _read_run, ("summary.json", "metrics.jsonl", "influence.npz", "config.toml")),
     "model": Reader(
         lambda path: ((path / "models").mkdir(), (path / "models/seed0-trained.safetensors").write_bytes(_model())),

@@ -24,7 +24,7 @@ from fedc2i.engine.accountant import epsilon
 from fedc2i.flower import site
 from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.message_format import Answer, Task
-from fedc2i.runs.read import read_run
+from fedc2i.runs.finished_run import read_run
 
 PRIVATE: dict[str, Any] = {"rounds": 5, "clip": 0.3, "noise": 2.0, "evaluate_every": 0}
 Released = dict[tuple[int, int], list[Params]]  # by site and round

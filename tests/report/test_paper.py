@@ -18,7 +18,7 @@ from fedc2i.data.catalog import DOMAINS
 from fedc2i.report import reproduction as recipes
 from fedc2i.report.progress import ProgressView
 from fedc2i.report.reproduction import ARTEFACTS, BENCHMARKS, Reproduction
-from fedc2i.runs.cache import Store
+from fedc2i.runs.cache import RunCache
 from fedc2i.runs.results import Result
 from support.helpers import Answer, call, files_below, is_drawn
 
@@ -169,7 +169,7 @@ def test_paper_lists_are_the_papers() -> None:
 
 
 def test_runs_go_by_the_presets(data: Path) -> None:
-    store = Store(data / "never")
+    store = RunCache(data / "never")
     work = Reproduction(["table1", "table2"], {"data_dir": str(data), "device": "cpu"}, store)
     rounds = {plan.config.data: (plan.config.rounds, plan.config.model) for plan in work._plans.values()}
     assert rounds == {"digit5": (20, "lenet5"), "office10": (40, "lenet5")}
@@ -275,10 +275,10 @@ def test_some_of_the_seeds_are_there_already(
     monkeypatch.setattr("fedc2i.runs.driver.simulate", None)
     settings = {"data_dir": str(short), "rounds": "1", "device": "cpu"}
     for seeds, left in (("1", 0), ("1,0", 0), ("0-2", 3), ("7", 3)):
-        work = Reproduction(["table1"], {**settings, "seeds": seeds}, Store(finished[0] / "runs"))
+        work = Reproduction(["table1"], {**settings, "seeds": seeds}, RunCache(finished[0] / "runs"))
         assert work.runs_left() == left
-    assert Reproduction(["table1"], {**settings, "rounds": "2"}, Store(finished[0] / "runs")).runs_left() == 3
-    assert Reproduction(["table1"], settings, Store(tmp_path)).runs_left() == 3
+    assert Reproduction(["table1"], {**settings, "rounds": "2"}, RunCache(finished[0] / "runs")).runs_left() == 3
+    assert Reproduction(["table1"], settings, RunCache(tmp_path)).runs_left() == 3
 
 
 class Interrupting(ProgressView):

@@ -25,11 +25,9 @@ from fedc2i.data.federation import Federation
 from fedc2i.models.model import Model
 from fedc2i.report.live_run import LiveRunReader
 from fedc2i.report.live_view import BARS, sparkline, view, watch
-from fedc2i.runs import journal
-from fedc2i.runs.checkpoint import Checkpoints
 from fedc2i.runs.driver import compute
 from fedc2i.runs.fingerprint import Fingerprint
-from fedc2i.runs.folder import RunFolder
+from fedc2i.runs.folder import Checkpoints, RunFolder, write_report
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result
 from support.helpers import call, write_arrays
@@ -55,7 +53,7 @@ def write_round(folder: Path, files: RunFolder, result: Result, number: int) -> 
     for report in result.rounds:
         if report.round == number:
             files.record(report)
-            journal.write(folder / "rounds" / f"seed{report.seed}", report)
+            write_report(folder / "rounds" / f"seed{report.seed}", report)
 
 
 def shown(state: object, width: int = 100) -> str:
@@ -96,7 +94,7 @@ def test_influence_is_the_mean_of_seeds_that_were_written_between_two_looks(tmp_
     vectors = []
     for report in (report for report in finished.rounds if report.round == 2):
         files.record(report)
-        journal.write(tmp_path / "rounds" / f"seed{report.seed}", report)
+        write_report(tmp_path / "rounds" / f"seed{report.seed}", report)
         vectors.append(report.influence["influence_vector"])
         number, found = follower.read().influence or (0, np.zeros(0))
         assert number == 2
@@ -185,7 +183,7 @@ def test_refused_clients_are_named(tmp_path: Path, finished: Result) -> None:
     for report in finished.rounds[:2]:
         refusing = replace(report, refused=("b",))
         files.record(refusing)
-        journal.write(tmp_path / "rounds" / "seed0", refusing)
+        write_report(tmp_path / "rounds" / "seed0", refusing)
     follower = LiveRunReader(tmp_path)
     assert "rejected uploads: b 2" in shown(follower.read())
     assert "rejected uploads: b 2" in shown(follower.read())  # not counted again
@@ -407,7 +405,7 @@ def test_only_a_run_in_one_process_is_judged(tmp_path: Path, finished: Result) -
     """One over real sites has no lock; one that is begun here has, and one that goes on has it again."""
     begun(tmp_path, finished, 2)
     assert not LiveRunReader(tmp_path).read().interrupted  # nothing says that it was begun in one process
-    Checkpoints(tmp_path, 1).begin(Fingerprint.of(finished.config, finished.federation, (), ()))
+    Checkpoints(tmp_path, 1).begin(Fingerprint("", {}, {}, "cpu"), 0, print)
     follower = LiveRunReader(tmp_path)
     assert follower.read().interrupted
     assert "round 2 of 4, interrupted" in shown(follower.read())
@@ -422,7 +420,7 @@ def test_somebody_who_starts_in_the_grace_is_waited_for(
 ) -> None:
     monkeypatch.setattr(fedc2i.report.live_view, "GRACE", 2.0)
     files = begun(tmp_path, finished, 2)
-    Checkpoints(tmp_path, 1).begin(Fingerprint.of(finished.config, finished.federation, (), ()))
+    Checkpoints(tmp_path, 1).begin(Fingerprint("", {}, {}, "cpu"), 0, print)
     for path in tmp_path.rglob("*"):
         os.utime(path, (1000.0, 1000.0))
 

@@ -18,13 +18,16 @@ import numpy as np
 import pytest
 import torch
 
+from fedc2i.core import files as files_module
 from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.engine.records import POINTS, Round
 from fedc2i.models.model import Model
-from fedc2i.runs import cache as store_module
-from fedc2i.runs.cache import Store, code_digest
+from fedc2i.runs import cache as cache_module
+from fedc2i.runs import fingerprint
+from fedc2i.runs.cache import RunCache
 from fedc2i.runs.driver import execute
+from fedc2i.runs.fingerprint import code_digest
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.results import Result
@@ -66,8 +69,8 @@ def plan(make_federation: Callable[..., Federation], model: Model) -> MakePlan:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "results" / "runs")
+def cache(tmp_path: Path) -> RunCache:
+    return RunCache(tmp_path / "results" / "runs")
 
 
 @pytest.mark.parametrize(
@@ -82,9 +85,9 @@ def store(tmp_path: Path) -> Store:
     ],
     ids=["fedc2i", "fedavg", "fedproto", "some clients, some rounds", "stopped early", "diverged"],
 )
-def test_result_is_read_back_as_it_was(plan: MakePlan, store: Store, method: str, settings: dict[str, Any]) -> None:
+def test_result_is_read_back_as_it_was(plan: MakePlan, cache: RunCache, method: str, settings: dict[str, Any]) -> None:
     planned = plan(method, **settings)
-    live, stored = execute(planned), store.compute(planned)
+    live, stored = execute(planned), cache.compute(planned)
     assert (stored.label, stored.key, stored.config, stored.method) == (live.label, live.key, live.config, live.method)
     assert [(r.seed, r.round) for r in stored.rounds] == [(r.seed, r.round) for r in live.rounds]
     metrics = {name for own in live.rounds[-1].metrics["trained"] for name in own}
@@ -114,9 +117,9 @@ def test_cases_above_are_what_they_are_called(plan: MakePlan) -> None:
     assert np.isnan(execute(plan(rounds=5, evaluate_every=2, clients_per_round=2)).influence()).any()
 
 
-def test_seconds_are_means_over_each_seed(plan: MakePlan, store: Store) -> None:
+def test_seconds_are_means_over_each_seed(plan: MakePlan, cache: RunCache) -> None:
     watch = Watch()
-    result = store.compute(plan(rounds=3), watch)
+    result = cache.compute(plan(rounds=3), watch)
     for seed in (0, 1):
         measured = [report.seconds for report in watch.rounds if report.seed == seed]
         read = [report.seconds for report in result.rounds if report.seed == seed]
@@ -124,38 +127,38 @@ def test_seconds_are_means_over_each_seed(plan: MakePlan, store: Store) -> None:
         assert read[0] == pytest.approx(np.mean(measured), abs=1e-4)
 
 
-def test_nothing_is_run_twice(plan: MakePlan, store: Store) -> None:
+def test_nothing_is_run_twice(plan: MakePlan, cache: RunCache) -> None:
     planned, watch = plan(), Watch()
-    assert store.missing(planned) == [0, 1]
-    first = store.compute(planned, watch)
+    assert cache.missing(planned) == [0, 1]
+    first = cache.compute(planned, watch)
     assert (watch.seeds, len(watch.rounds)) == ([0, 1], 4)
-    before = files_below(store.root)
-    assert store.missing(planned) == []
-    again = Store(store.root).compute(plan(), watch)  # another process would make both anew
+    before = files_below(cache.root)
+    assert cache.missing(planned) == []
+    again = RunCache(cache.root).compute(plan(), watch)  # another process would make both anew
     assert (watch.seeds, len(watch.rounds)) == ([0, 1], 4)
-    assert files_below(store.root) == before
+    assert files_below(cache.root) == before
     np.testing.assert_array_equal(again.accuracy("trained"), first.accuracy("trained"))
     assert again.seconds == first.seconds
 
 
-def test_only_missing_seeds_are_run_and_the_order_is_the_users(plan: MakePlan, store: Store) -> None:
+def test_only_missing_seeds_are_run_and_the_order_is_the_users(plan: MakePlan, cache: RunCache) -> None:
     watch = Watch()
-    store.compute(plan(seeds="1"), watch)
-    assert store.missing(plan(seeds="2,1,0")) == [2, 0]
-    mixed = store.compute(plan(seeds="2,1,0"), watch)
+    cache.compute(plan(seeds="1"), watch)
+    assert cache.missing(plan(seeds="2,1,0")) == [2, 0]
+    mixed = cache.compute(plan(seeds="2,1,0"), watch)
     assert watch.seeds == [1, 2, 0]
     assert [report.seed for report in mixed.rounds] == [2, 2, 1, 1, 0, 0]
     direct = execute(plan(seeds="2,1,0"))
     np.testing.assert_allclose(mixed.accuracy("received"), direct.accuracy("received"), atol=1e-6)
 
 
-def test_every_seed_has_a_folder_of_its_own_with_a_complete_run(plan: MakePlan, store: Store) -> None:
+def test_every_seed_has_a_folder_of_its_own_with_a_complete_run(plan: MakePlan, cache: RunCache) -> None:
     planned = plan("fedc2i:gamma=2")
-    store.compute(planned)
-    folders = sorted(folder.name for folder in store.root.iterdir())
+    cache.compute(planned)
+    folders = sorted(folder.name for folder in cache.root.iterdir())
     assert [name.rpartition("-")[0] for name in folders] == [f"toy-fedc2i-gamma=2.0-seed{seed}" for seed in (0, 1)]
     for seed in (0, 1):
-        summary = json.loads((store.folder(planned, seed) / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads((cache.folder(planned, seed) / "summary.json").read_text(encoding="utf-8"))
         assert summary["seeds"] == [seed]
 
 
@@ -173,17 +176,19 @@ def test_every_seed_has_a_folder_of_its_own_with_a_complete_run(plan: MakePlan, 
     ],
     ids=str,
 )
-def test_changed_setting_is_another_run(plan: MakePlan, store: Store, changed: dict[str, Any]) -> None:
-    key, other = (store.folder(planned, 0).name.rpartition("-")[2] for planned in (plan(), plan(**changed)))
+def test_changed_setting_is_another_run(plan: MakePlan, cache: RunCache, changed: dict[str, Any]) -> None:
+    key, other = (cache.folder(planned, 0).name.rpartition("-")[2] for planned in (plan(), plan(**changed)))
     assert key != other
 
 
-def test_methods_with_equal_options_are_different_runs(plan: MakePlan, store: Store) -> None:
-    keys = {store.folder(plan(name), 0).name.rpartition("-")[2] for name in ("local", "fedavg")}
+def test_methods_with_equal_options_are_different_runs(plan: MakePlan, cache: RunCache) -> None:
+    keys = {cache.folder(plan(name), 0).name.rpartition("-")[2] for name in ("local", "fedavg")}
     assert len(keys) == 2
 
 
-def test_changed_data_is_another_run(plan: MakePlan, store: Store, make_federation: Callable[..., Federation]) -> None:
+def test_changed_data_is_another_run(
+    plan: MakePlan, cache: RunCache, make_federation: Callable[..., Federation]
+) -> None:
     data = make_federation((6, 8, 5), validation=4)
     first, *others = data.clients
     relabelled = replace(first, test=replace(first.test, y=first.test.y.roll(1)))
@@ -191,7 +196,7 @@ def test_changed_data_is_another_run(plan: MakePlan, store: Store, make_federati
     moved.train.x[0, 0, 0, 0] ^= 1
     renamed = replace(first, name="other")
     changed = [replace(data, clients=(client, *others)) for client in (relabelled, moved, renamed)]
-    folders = {store.folder(plan(data=one), 0) for one in (data, *changed)}
+    folders = {cache.folder(plan(data=one), 0) for one in (data, *changed)}
     assert len(folders) == 4
 
 
@@ -215,25 +220,25 @@ def test_comments_docstrings_and_other_rooms_are_not_part_of_the_key(tmp_path: P
     assert code_digest(write_package(tmp_path / "a")) == code_digest(changed)
 
 
-def test_changed_code_is_another_run(plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = store.folder(plan(), 0)
-    monkeypatch.setattr(store_module, "code_digest", lambda: "other")
-    assert store.folder(plan(), 0) != before
+def test_changed_code_is_another_run(plan: MakePlan, cache: RunCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cache.folder(plan(), 0)
+    monkeypatch.setattr(fingerprint, "code_digest", lambda: "other")
+    assert cache.folder(plan(), 0) != before
 
 
 @pytest.mark.parametrize("package", ["fedc2i", "torch"])
 def test_another_version_is_another_run(
-    package: str, plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch
+    package: str, plan: MakePlan, cache: RunCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, here = store.folder(plan(), 0), store_module.versions()
-    monkeypatch.setattr(store_module, "versions", lambda: {**here, package: "0.0"})
-    assert store.folder(plan(), 0) != before
+    before, here = cache.folder(plan(), 0), fingerprint.versions()
+    monkeypatch.setattr(fingerprint, "versions", lambda: {**here, package: "0.0"})
+    assert cache.folder(plan(), 0) != before
 
 
 def test_what_another_process_did_meanwhile_is_not_done_again(
-    plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch
+    plan: MakePlan, cache: RunCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned, others, alone = plan("fedavg"), [Store(store.root)], store_module._alone
+    planned, others, alone = plan("fedavg"), [RunCache(cache.root)], cache_module.locked
 
     @contextmanager
     def behind_another(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
@@ -242,22 +247,22 @@ def test_what_another_process_did_meanwhile_is_not_done_again(
         with alone(folder, say):
             yield
 
-    monkeypatch.setattr(store_module, "_alone", behind_another)
+    monkeypatch.setattr(cache_module, "locked", behind_another)
     watch = Watch()
-    assert len(store.compute(planned, watch).rounds) > 0
+    assert len(cache.compute(planned, watch).rounds) > 0
     assert (watch.seeds, others) == ([], [])
 
 
-def test_changed_neighbours_are_another_run(plan: MakePlan, store: Store, tmp_path: Path) -> None:
+def test_changed_neighbours_are_another_run(plan: MakePlan, cache: RunCache, tmp_path: Path) -> None:
     path, folders = tmp_path / "who", set()
     for lines in ("a: b\nb: c\nc: a\n", "a: c\nb: c\nc: a\n", "a: b\nb: c\nc: a\n"):
         path.write_text(lines, encoding="utf-8")
-        folders.add(store.folder(plan(topology=str(path)), 0))
+        folders.add(cache.folder(plan(topology=str(path)), 0))
     assert len(folders) == 2
 
 
 def test_changed_file_of_a_model_is_another_run(
-    store: Store, tmp_path: Path, make_federation: Callable[..., Federation]
+    cache: RunCache, tmp_path: Path, make_federation: Callable[..., Federation]
 ) -> None:
     file = tmp_path / "net.py"
     file.write_text(
@@ -266,28 +271,30 @@ def test_changed_file_of_a_model_is_another_run(
         "    return fedc2i.split(build, head='3', name='net')\n"
     )
     (planned,) = prepare(["fedavg"], {**QUICK, "model": f"{file}:net"}, make_federation())
-    before = store.folder(planned, 0)
-    assert store.folder(planned, 0) == before
+    before = cache.folder(planned, 0)
+    assert cache.folder(planned, 0) == before
     file.write_text(file.read_text() + "\n")
-    assert store.folder(planned, 0) != before
+    assert cache.folder(planned, 0) != before
 
 
-def test_changed_version_is_another_run(plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_version_is_another_run(plan: MakePlan, cache: RunCache, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = plan()
-    store.compute(planned)
-    monkeypatch.setattr(store_module, "versions", lambda: {"fedc2i": "9.9.9", "torch": "2.13.0"})
-    assert store.missing(planned) == [0, 1]
+    cache.compute(planned)
+    monkeypatch.setattr(fingerprint, "versions", lambda: {"fedc2i": "9.9.9", "torch": "2.13.0"})
+    assert cache.missing(planned) == [0, 1]
 
 
-def test_device_that_computes_is_part_of_the_key(plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_that_computes_is_part_of_the_key(
+    plan: MakePlan, cache: RunCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planned = plan()
-    before = store.folder(planned, 0)
+    before = cache.folder(planned, 0)
     monkeypatch.setattr(type(planned.config), "torch_device", lambda _: torch.device("cuda"))
-    assert store.folder(planned, 0) != before
+    assert cache.folder(planned, 0) != before
 
 
 def test_place_of_the_data_list_of_seeds_and_notes_do_not_matter(
-    plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch
+    plan: MakePlan, cache: RunCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     planned = plan()
@@ -297,19 +304,19 @@ def test_place_of_the_data_list_of_seeds_and_notes_do_not_matter(
         replace(planned, federation=replace(planned.federation, notes=("a stand-in",), averages={"Avg-1": ("a",)})),
         plan(seeds="0-5"),
     ]
-    assert {store.folder(one, 0) for one in same} == {store.folder(planned, 0)}
-    assert store.folder(planned, 1) != store.folder(planned, 0)
+    assert {cache.folder(one, 0) for one in same} == {cache.folder(planned, 0)}
+    assert cache.folder(planned, 1) != cache.folder(planned, 0)
 
 
-def test_run_that_was_cut_off_is_run_again_from_its_start(plan: MakePlan, store: Store) -> None:
+def test_run_that_was_cut_off_is_run_again_from_its_start(plan: MakePlan, cache: RunCache) -> None:
     planned = plan()
-    whole = store.compute(planned)
-    folder = store.folder(planned, 1)
+    whole = cache.compute(planned)
+    folder = cache.folder(planned, 1)
     (folder / "summary.json").unlink()
     (folder / "stale.txt").write_text("of the run before")
-    assert store.missing(planned) == [1]
+    assert cache.missing(planned) == [1]
     watch = Watch()
-    again = store.compute(planned, watch)
+    again = cache.compute(planned, watch)
     assert watch.seeds == [1]
     assert not (folder / "stale.txt").exists()
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -318,15 +325,15 @@ def test_run_that_was_cut_off_is_run_again_from_its_start(plan: MakePlan, store:
 
 
 @pytest.mark.parametrize("stop_at", [1, 2])
-def test_interruption_costs_only_the_seed_it_fell_into(plan: MakePlan, store: Store, stop_at: int) -> None:
+def test_interruption_costs_only_the_seed_it_fell_into(plan: MakePlan, cache: RunCache, stop_at: int) -> None:
     planned = plan(rounds=2)
-    store.compute(plan(rounds=2, seeds="0"))
+    cache.compute(plan(rounds=2, seeds="0"))
     with pytest.raises(KeyboardInterrupt):
-        store.compute(planned, Watch(stop_at))
-    assert (store.folder(planned, 1) / "metrics.jsonl").is_file()
-    assert store.missing(planned) == [1]
+        cache.compute(planned, Watch(stop_at))
+    assert (cache.folder(planned, 1) / "metrics.jsonl").is_file()
+    assert cache.missing(planned) == [1]
     watch = Watch()
-    result = store.compute(planned, watch)
+    result = cache.compute(planned, watch)
     assert watch.seeds == [1]
     np.testing.assert_allclose(result.accuracy("trained"), execute(planned).accuracy("trained"), atol=1e-6)
 
@@ -334,7 +341,7 @@ def test_interruption_costs_only_the_seed_it_fell_into(plan: MakePlan, store: St
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL and fork are of POSIX")
 @pytest.mark.parametrize("killed_in", ["a round", "the move of finished seeds"])
 def test_killed_computation_resumes_after_its_last_checkpoint(
-    plan: MakePlan, store: Store, tmp_path: Path, killed_in: str, monkeypatch: pytest.MonkeyPatch
+    plan: MakePlan, cache: RunCache, tmp_path: Path, killed_in: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = plan(rounds=4, executor="looped")
     finish = RunFolder.finish
@@ -355,24 +362,24 @@ def test_killed_computation_resumes_after_its_last_checkpoint(
     if child == 0:
         if killed_in != "a round":
             monkeypatch.setattr(RunFolder, "finish", finish_one)
-        store.compute(planned, Killed())
+        cache.compute(planned, Killed())
         os._exit(1)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert store.missing(planned) == ([0, 1] if killed_in == "a round" else [0])
-    watch, whole = Watch(), Store(tmp_path / "whole")
-    store.compute(planned, watch)
+    assert cache.missing(planned) == ([0, 1] if killed_in == "a round" else [0])
+    watch, whole = Watch(), RunCache(tmp_path / "whole")
+    cache.compute(planned, watch)
     assert min(report.round for report in watch.rounds) == (2 if killed_in == "a round" else 4)
     whole.compute(planned)
     for seed in planned.config.seeds:
-        names = sorted(str(path.relative_to(store.root)) for path in store.folder(planned, seed).rglob("*"))
+        names = sorted(str(path.relative_to(cache.root)) for path in cache.folder(planned, seed).rglob("*"))
         assert not [name for name in names if "checkpoints" in name or "rounds/" in name]
         for name in ("config.toml", "metrics.jsonl", *(f"models/seed{seed}-{point}.safetensors" for point in POINTS)):
-            assert (store.folder(planned, seed) / name).read_bytes() == (
+            assert (cache.folder(planned, seed) / name).read_bytes() == (
                 whole.folder(planned, seed) / name
             ).read_bytes()
 
 
-def test_damaged_checkpoints_start_the_computation_again(plan: MakePlan, store: Store) -> None:
+def test_damaged_checkpoints_start_the_computation_again(plan: MakePlan, cache: RunCache) -> None:
     planned = plan(rounds=3, executor="looped")
 
     class Stopped(Watch):
@@ -381,13 +388,13 @@ def test_damaged_checkpoints_start_the_computation_again(plan: MakePlan, store: 
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        store.compute(planned, Stopped())
-    states = list(store.folder(planned, 0).glob("checkpoints/round*.safetensors"))
+        cache.compute(planned, Stopped())
+    states = list(cache.folder(planned, 0).glob("checkpoints/round*.safetensors"))
     assert states
     for path in states:
         path.write_bytes(b"damaged")
     watch = Watch()
-    assert len(store.compute(planned, watch).rounds) == 2 * 3
+    assert len(cache.compute(planned, watch).rounds) == 2 * 3
     assert min(report.round for report in watch.rounds) == 1
 
 
@@ -455,10 +462,10 @@ DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes | None]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_file_is_one_line_that_names_the_folder(plan: MakePlan, store: Store, damage: str) -> None:
+def test_damaged_file_is_one_line_that_names_the_folder(plan: MakePlan, cache: RunCache, damage: str) -> None:
     planned = plan(seeds="0")
-    store.compute(planned)
-    folder = store.folder(planned, 0)
+    cache.compute(planned)
+    folder = cache.folder(planned, 0)
     name, change = DAMAGES[damage]
     content = change((folder / name).read_bytes())
     if content is None:
@@ -466,20 +473,20 @@ def test_damaged_file_is_one_line_that_names_the_folder(plan: MakePlan, store: S
     else:
         (folder / name).write_bytes(content)
     with pytest.raises(UserError) as caught:
-        store.compute(planned)
+        cache.compute(planned)
     assert str(caught.value).startswith(f"{folder}: not a complete run (")
     assert str(caught.value).endswith("remove it and run again")
 
 
-def test_nothing_is_unpickled(plan: MakePlan, store: Store, tmp_path: Path) -> None:
+def test_nothing_is_unpickled(plan: MakePlan, cache: RunCache, tmp_path: Path) -> None:
     planned = plan(seeds="0")
-    store.compute(planned)
+    cache.compute(planned)
     sprung = tmp_path / "sprung"
     trap = np.array([Trap(sprung)], dtype=object)
     for content in (archive(seed0_influence_vector=trap), trap.dumps()):
-        (store.folder(planned, 0) / "influence.npz").write_bytes(content)
+        (cache.folder(planned, 0) / "influence.npz").write_bytes(content)
         with pytest.raises(UserError, match="not a complete run"):
-            store.compute(planned)
+            cache.compute(planned)
     assert not sprung.exists()
     np.load(io.BytesIO(archive(seed0_influence_vector=trap)), allow_pickle=True)["seed0_influence_vector"]
     assert sprung.exists()  # the trap works
@@ -487,19 +494,19 @@ def test_nothing_is_unpickled(plan: MakePlan, store: Store, tmp_path: Path) -> N
 
 def test_root_that_cannot_be_written(plan: MakePlan, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    store, watch = Store(tmp_path / "file" / "runs"), Watch()
+    cache, watch = RunCache(tmp_path / "file" / "runs"), Watch()
     with pytest.raises(UserError, match=r"cannot be written \(Not a directory\)"):
-        store.compute(plan(), watch)
+        cache.compute(plan(), watch)
     assert watch.seeds == []
     assert set(files_below(tmp_path)) == {".", "file"}
 
 
-def test_place_of_a_run_that_is_a_file(plan: MakePlan, store: Store) -> None:
-    folder = store.folder(plan(), 0)
+def test_place_of_a_run_that_is_a_file(plan: MakePlan, cache: RunCache) -> None:
+    folder = cache.folder(plan(), 0)
     folder.parent.mkdir(parents=True)
     folder.write_text("mine")
     with pytest.raises(UserError, match=r"cannot be written \(File exists\)"):
-        store.compute(plan())
+        cache.compute(plan())
     assert folder.read_text() == "mine"
 
 
@@ -507,7 +514,7 @@ def test_place_of_a_run_that_is_a_file(plan: MakePlan, store: Store) -> None:
 def test_read_only_root(plan: MakePlan, tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o555)
     with pytest.raises(UserError, match=r"cannot be written \(Permission denied\)"):
-        Store(tmp_path / "locked" / "runs").compute(plan())
+        RunCache(tmp_path / "locked" / "runs").compute(plan())
 
 
 def test_root_on_a_read_only_disk(plan: MakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,22 +523,22 @@ def test_root_on_a_read_only_disk(plan: MakePlan, tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(UserError, match=r"runs.*: cannot be written \(Read-only file system\)"):
-        Store(tmp_path / "runs").compute(plan())
+        RunCache(tmp_path / "runs").compute(plan())
 
 
 # Beside another process.
 
 
 def test_waiting_for_another_process_is_said_once(
-    plan: MakePlan, store: Store, monkeypatch: pytest.MonkeyPatch
+    plan: MakePlan, cache: RunCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a while, and then in one line; it goes on when the other one lets go, however that ends."""
     planned, said = plan(seeds="0"), list[str]()
-    folder = store.folder(planned, 0)
+    folder = cache.folder(planned, 0)
     folder.mkdir(parents=True)
     hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX); "
     hold += "print('held', flush=True); sys.stdin.read()"
-    monkeypatch.setattr(store_module, "SILENCE", 0.3)
+    monkeypatch.setattr(files_module, "SILENCE", 0.3)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", hold, str(folder)], text=True, **pipes) as other:
         assert other.stdout is not None
@@ -542,14 +549,14 @@ def test_waiting_for_another_process_is_said_once(
                 said.append(line)
                 other.kill()
 
-        store.compute(planned, Told())
+        cache.compute(planned, Told())
     assert said == [f"waiting for another process that computes {folder}"]
     assert (folder / "summary.json").is_file()
 
 
-def test_nothing_is_said_where_nobody_is_waited_for(plan: MakePlan, store: Store) -> None:
+def test_nothing_is_said_where_nobody_is_waited_for(plan: MakePlan, cache: RunCache) -> None:
     class Told(Watch):
         def say(self, line: str) -> None:
             raise AssertionError(line)
 
-    store.compute(plan(seeds="0"), Told())
+    cache.compute(plan(seeds="0"), Told())

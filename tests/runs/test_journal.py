@@ -13,7 +13,7 @@ import pytest
 from fedc2i.core import files
 from fedc2i.core.errors import UserError
 from fedc2i.engine.records import Round
-from fedc2i.runs import journal
+from fedc2i.runs.folder import ask, asked, read_reports, write_report
 
 
 def report(number: int, **more: Any) -> Round:
@@ -36,56 +36,56 @@ def assert_same(got: Round, want: Round) -> None:
 def test_reports_come_back_in_order_and_exactly(tmp_path: Path) -> None:
     reports = [report(n, **({"why": {"b": "not finite"}} if n % 2 else {})) for n in range(1, 12)]
     for own in reversed(reports):
-        journal.write(tmp_path / "deep" / "seed7", own)
-    for got, want in zip(journal.read(tmp_path / "deep" / "seed7", 12), reports, strict=True):
+        write_report(tmp_path / "deep" / "seed7", own)
+    for got, want in zip(read_reports(tmp_path / "deep" / "seed7", 12), reports, strict=True):
         assert_same(got, want)
 
 
 def test_a_round_without_scores_and_diagnostics_comes_back(tmp_path: Path) -> None:
-    journal.write(tmp_path, report(1, metrics={}, influence={}))
-    assert_same(journal.read(tmp_path, 2)[0], report(1, metrics={}, influence={}))
+    write_report(tmp_path, report(1, metrics={}, influence={}))
+    assert_same(read_reports(tmp_path, 2)[0], report(1, metrics={}, influence={}))
 
 
 def test_only_rounds_before_are_read(tmp_path: Path) -> None:
-    assert journal.read(tmp_path / "nowhere", 1) == []
+    assert read_reports(tmp_path / "nowhere", 1) == []
     for number in (1, 2, 3):
-        journal.write(tmp_path, report(number))
+        write_report(tmp_path, report(number))
     (tmp_path / "round000003.npz").write_bytes(b"")
-    assert [own.round for own in journal.read(tmp_path, 3)] == [1, 2]
+    assert [own.round for own in read_reports(tmp_path, 3)] == [1, 2]
 
 
 def test_a_round_done_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    journal.write(tmp_path, report(1))
-    journal.write(tmp_path, report(1, metrics={}))
-    assert journal.read(tmp_path, 2)[0].metrics == {}
+    write_report(tmp_path, report(1))
+    write_report(tmp_path, report(1, metrics={}))
+    assert read_reports(tmp_path, 2)[0].metrics == {}
 
 
 def test_reports_and_marks_are_on_the_disk_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr(files, "sync", lambda path: synced.append(path.name.lstrip(".").split(".")[0]))
-    journal.write(tmp_path, report(1))
+    write_report(tmp_path, report(1))
     assert synced == ["round000001", tmp_path.name]
-    journal.ask(tmp_path, 2, "ab")
+    ask(tmp_path, 2, "ab")
     assert synced[2:] == ["asked000002-ab", tmp_path.name]
 
 
 def test_uploads_asked_for_on_another_course_are_one_release_more(tmp_path: Path) -> None:
-    assert journal.asked(tmp_path / "nowhere") == {}
+    assert asked(tmp_path / "nowhere") == {}
     one, two = "ab" * 32, "ab" * 15 + "cd" * 17
     for number, course, more in ((1, "", False), (1, "", False), (2, one, False), (2, one, False), (2, two, True)):
-        assert journal.ask(tmp_path, number, course) is more
-    assert journal.ask(tmp_path, 2, two) is False
-    assert journal.ask(tmp_path, 3, two) is False
+        assert ask(tmp_path, number, course) is more
+    assert ask(tmp_path, 2, two) is False
+    assert ask(tmp_path, 3, two) is False
     for name in ("asked000003-ab.bak", "asked000004-xy", "asked", ".asked000004-ab.7.part"):
         (tmp_path / name).touch()
-    assert journal.asked(tmp_path) == {1: 1, 2: 2, 3: 1}
+    assert asked(tmp_path) == {1: 1, 2: 2, 3: 1}
 
 
 def test_a_missing_report_is_named(tmp_path: Path) -> None:
-    journal.write(tmp_path, report(1))
-    journal.write(tmp_path, report(3))
+    write_report(tmp_path, report(1))
+    write_report(tmp_path, report(3))
     with pytest.raises(UserError, match=r"round000002\.npz: not a round's report \(.*No such file"):
-        journal.read(tmp_path, 4)
+        read_reports(tmp_path, 4)
 
 
 def archive(**arrays: Any) -> bytes:
@@ -123,19 +123,19 @@ def text(value: Any) -> Any:
 def test_another_file_is_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "round000001.npz").write_bytes(content)
     with pytest.raises(UserError, match=r"round000001\.npz: not a round's report \(.+\)$") as refused:
-        journal.read(tmp_path, 2)
+        read_reports(tmp_path, 2)
     assert "\n" not in str(refused.value)
 
 
 def test_a_report_damaged_anywhere_is_refused_or_the_same(tmp_path: Path) -> None:
-    journal.write(tmp_path, report(1))
+    write_report(tmp_path, report(1))
     path = tmp_path / "round000001.npz"
     whole = path.read_bytes()
     refused = 0
     for place in range(0, len(whole), 5):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
         try:
-            found = journal.read(tmp_path, 2)
+            found = read_reports(tmp_path, 2)
         except UserError:
             refused += 1
         else:  # a byte that means nothing, such as a time
@@ -144,4 +144,4 @@ def test_a_report_damaged_anywhere_is_refused_or_the_same(tmp_path: Path) -> Non
     for end in range(0, len(whole), 25):
         path.write_bytes(whole[:end])
         with pytest.raises(UserError, match="not a round's report"):
-            journal.read(tmp_path, 2)
+            read_reports(tmp_path, 2)

@@ -20,13 +20,12 @@ from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import figures
 from fedc2i.report.comparison import comparison_table, write_comparison
-from fedc2i.runs import read, results
-from fedc2i.runs.cache import Store
+from fedc2i.runs import finished_run, results
+from fedc2i.runs.cache import RunCache
 from fedc2i.runs.driver import execute
+from fedc2i.runs.finished_run import read_rounds, read_run, reopen
 from fedc2i.runs.plan import prepare
-from fedc2i.runs.read import read_rounds, read_run
-from fedc2i.runs.reopen import reopen
-from fedc2i.runs.summary import summary
+from fedc2i.runs.results import summary
 from support.helpers import is_drawn
 
 SEEDS = (0, 3)
@@ -254,7 +253,7 @@ def test_large_diagnostics_are_kept_of_the_last_round_and_found_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As with a thousand clients, whose Λ is 40 MB a round: here what is more than a hundred bytes is large."""
-    for module in (diagnostics, results, read):
+    for module in (diagnostics, results, finished_run):
         monkeypatch.setattr(module, "LARGE", 100)
     settings: dict[str, Any] = {"rounds": 3, "epochs": 1, "executor": "looped"}
     result = run("fedc2i", make_federation((9, 7, 8)), model=make_model(), out=tmp_path / "run", **settings)
@@ -281,7 +280,7 @@ def test_uploads_that_were_left_out_are_known_again(
     (planned,) = prepare(["fedavg"], settings, federation, model)
     result = execute(planned, tmp_path / "run")
     assert result.unheard == silent
-    stored = Store(tmp_path / "store", models=False).compute(planned)
+    stored = RunCache(tmp_path / "store", models=False).compute(planned)
     for got in (read_run(tmp_path / "run"), stored):
         assert got.unheard == silent
         assert [own.only(3).unheard for own in (got, result)] == [silent[1:]] * 2

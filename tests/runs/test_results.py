@@ -8,9 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedc2i.runs.fingerprint import versions
-from fedc2i.runs.results import Score
-from fedc2i.runs.summary import summary
+from fedc2i.runs.results import Score, summary, versions
 from support.helpers import blank_federation, made_up
 
 AB = blank_federation(("a", "b"))

@@ -26,13 +26,15 @@ from fedc2i.engine.seed_run import SeedRun
 from fedc2i.engine.server import Mailbox
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
+from fedc2i.engine.state import state_size
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import figures
-from fedc2i.runs import checkpoint, fingerprint
-from fedc2i.runs.driver import checkpoint_size, compute, execute
-from fedc2i.runs.folder import RunFolder
+from fedc2i.runs import fingerprint, folder
+from fedc2i.runs import plan as plan_module
+from fedc2i.runs.driver import compute, execute
+from fedc2i.runs.folder import Checkpoints, RunFolder
 from fedc2i.runs.plan import prepare
-from fedc2i.runs.summary import summary
+from fedc2i.runs.results import summary
 from support.cut_runs import (
     CPU,
     SETTINGS,
@@ -237,11 +239,11 @@ def test_a_state_goes_to_another_device(
 
 
 def test_other_versions(cut: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model) -> None:
-    real = fingerprint.versions()
-    monkeypatch.setattr(fingerprint, "versions", lambda: {**real, "torch": "1.0"})
+    real = plan_module.versions()
+    monkeypatch.setattr(plan_module, "versions", lambda: {**real, "torch": "1.0"})
     line = refused(cut, federation, model)
     assert f"started with torch {real['torch']}, and here is 1.0" in line
-    monkeypatch.setattr(fingerprint, "versions", lambda: {**real, "matplotlib": "1.0"})
+    monkeypatch.setattr(plan_module, "versions", lambda: {**real, "matplotlib": "1.0"})
     fedc2i.resume(cut, federation, model)
 
 
@@ -457,7 +459,7 @@ def test_the_size_of_a_checkpoint_is_known_from_the_shapes(
         sizes.append((tmp_path / f"round{number:06d}.safetensors").stat().st_size)
 
     compute(planned, keep=keep)
-    assert checkpoint_size(planned) == pytest.approx(max(sizes), rel=0.25)
+    assert state_size(*planned.parts) == pytest.approx(max(sizes), rel=0.25)
 
 
 def test_large_checkpoints_are_told_before_the_first_round(
@@ -478,14 +480,14 @@ def test_large_checkpoints_are_told_before_the_first_round(
 
     execute(plan(federation, model), tmp_path / "small", Told())
     assert said == ["begin"]
-    monkeypatch.setattr(checkpoint, "MUCH", 200_000)  # two seeds of three clients with 4,642 numbers write 223 kB
+    monkeypatch.setattr(folder, "MUCH", 200_000)  # two seeds of three clients with 4,642 numbers write 223 kB
     for every, words in {1: "after every round", 2: "", 0: ""}.items():
         said.clear()
         execute(plan(federation, model, clients_per_round=3, checkpoint_every=every), tmp_path / str(every), Told())
         assert said[-1] == "begin"
         assert said[:-1] == (
             [
-                f"checkpoints of about 0.2 MB are written into {tmp_path / '1' / 'checkpoints'} {words}; "
+                f"checkpoints of about 0.0 GB are written into {tmp_path / '1' / 'checkpoints'} {words}; "
                 "checkpoint_every=K (--set) writes them after every K rounds, 0 none"
             ]
             if words
@@ -580,7 +582,7 @@ def test_the_figures_are_drawn_before_a_run_counts_as_finished(
 
 
 def test_the_state_behind_the_last_round_is_kept_whatever_the_interval(tmp_path: Path) -> None:
-    keeper = checkpoint.Checkpoints(tmp_path, every=4)
+    keeper = Checkpoints(tmp_path, every=4)
     for number in range(1, 7):
         keeper.save(number, number == 6, lambda: ({"w": torch.zeros(1)}, {}))
     assert [saved.round for saved in checkpoint_file.sound(tmp_path / "checkpoints")] == [6, 4]

@@ -171,7 +171,7 @@ def test_figures_open_and_are_not_blank(finished: tuple[Path, Result]) -> None:
     [
         ({"client": "z"}, r"seed0-trained\.safetensors: no client 'z', allowed are a, b, c"),
         ({"client": ""}, "no client ''"),
-        ({"client": "a", "seed": 1}, r"seed1-trained\.safetensors: no such file; .* was seed 1 part of the run"),
+        ({"client": "a", "seed": 1}, r"seed1-trained\.safetensors: no such file; .* seed 1 was part of the run"),
         ({"client": "a", "point": "final"}, r"seed0-final\.safetensors: no such file"),
     ],
 )

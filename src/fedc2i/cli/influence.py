@@ -38,7 +38,7 @@ def show(
     """
     from fedc2i.analysis.influence_intervals import FILE, intervals
     from fedc2i.report.influence_report import print_intervals
-    from fedc2i.runs.read import read_run
+    from fedc2i.runs.finished_run import read_run
 
     folder = run_with_influence(folder)
     names = read_run(folder).federation.names
@@ -69,8 +69,7 @@ def check(
     """
     from fedc2i.analysis.retraining import check as retrain
     from fedc2i.report.influence_report import print_check
-    from fedc2i.runs.read import read_run
-    from fedc2i.runs.reopen import reopen
+    from fedc2i.runs.finished_run import read_run, reopen
     from fedc2i.runs.settings import parse_seeds
 
     folder = run_with_influence(folder)

@@ -44,7 +44,7 @@ def resumable(folder: Path, engine: str = "inprocess") -> Iterator[None]:
 def show(results: list[Result], folder: Path, json: bool) -> None:
     """Prints the table of results, or all of them as JSON."""
     if json:
-        from fedc2i.runs.summary import summary
+        from fedc2i.runs.results import summary
 
         print(to_json({"folder": str(folder), "results": {one.key: summary(one) for one in results}}), end="")
         return

@@ -34,7 +34,7 @@ def paper(
     """Compute the paper's tables and figures beside the published ones; finished runs are not repeated."""
     from fedc2i.report.progress import ProgressView
     from fedc2i.report.reproduction import ARTEFACTS, Reproduction
-    from fedc2i.runs.cache import Store
+    from fedc2i.runs.cache import RunCache
 
     for name in wanted:
         if name not in (*ARTEFACTS, "all"):
@@ -43,7 +43,7 @@ def paper(
     settings = {"seeds": seeds, "device": device}
     settings |= {} if data_dir is None else {"data_dir": str(data_dir)}
     settings |= {} if rounds is None else {"rounds": rounds}
-    store = Store(out / "runs")
+    store = RunCache(out / "runs")
     work = Reproduction(names, settings, store)
     console = Console(stderr=True)
     folder = out if rounds is None else out / f"trial-{rounds}-rounds"  # a trial must not replace real tables

@@ -42,7 +42,7 @@ def report(
     from fedc2i.report.html.page import write
     from fedc2i.report.html.side_by_side import distinct_by_folder
     from fedc2i.report.html.verdict_text import verdict_text
-    from fedc2i.runs.read import read_run
+    from fedc2i.runs.finished_run import read_run
 
     found = list({run.absolute(): run for folder in folders for run in runs_below(folder)}.values())
     for line in filter(None, map(_left, folders)):
@@ -64,7 +64,7 @@ def report(
 
 def _left(folder: Path) -> str:
     """What a page of this folder would lack, in words."""
-    from fedc2i.runs import resume
+    from fedc2i.runs.interrupted_run import is_comparison, unfinished
 
-    left = resume.unfinished(folder) if resume.is_comparison(folder) else 0
+    left = unfinished(folder) if is_comparison(folder) else 0
     return f"{folder}: {left} of its runs {'is' if left == 1 else 'are'} not finished, and not in the page" * bool(left)

@@ -31,7 +31,7 @@ def resume(
     from fedc2i.cli import flower_local
     from fedc2i.cli.simulation import trackers_of
     from fedc2i.report.progress import Observers, ProgressView
-    from fedc2i.runs import resume as resuming
+    from fedc2i.runs.interrupted_run import unfinished
 
     if flower_local.is_local(folder):
         if device is not None or track:
@@ -39,7 +39,7 @@ def resume(
         flower_local.resume_local(folder, json)
         return
     trackers = trackers_of(track)
-    left = resuming.unfinished(folder)
+    left = unfinished(folder)
     if not left:
         ignored = "; --device and --track change nothing of it" if device is not None or track else ""
         say(f"{folder} is finished{ignored}")

@@ -34,7 +34,7 @@ def run_with_influence(folder: Path) -> Path:
     Raises:
         UserError: if none or several do; the message names them.
     """
-    from fedc2i.runs.read import read_run
+    from fedc2i.runs.finished_run import read_run
 
     found = runs_below(folder)
     if found == [folder]:

@@ -30,10 +30,10 @@ def require_flower() -> None:
 def policy_of(values: dict[str, Any], **defaults: Any) -> Policy:
     """How long to wait for whom, and how models travel; takes these settings out of ``values``."""
     from fedc2i.flower.answer_collector import Policy
+    from fedc2i.runs.plan import parse_method
     from fedc2i.runs.settings import make
-    from fedc2i.runs.specs import parse
 
-    kind, name, _ = parse("fedavg")
+    kind, name, _ = parse_method("fedavg")
     chosen = {name: values.pop(name) for name in names(RunSettings, engine="flower", scope="run") if name in values}
     config = make(kind, {"method": name, "engine": "flower", **defaults, **chosen})
     return Policy(config.deadline, config.min_sites, config.wire == "float16")
@@ -51,14 +51,14 @@ def settings_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
         UserError: for a setting that is unknown, wrong, or says where data lies; for a file that needs others.
     """
     from fedc2i.deploy.app_files import reject_local_imports
+    from fedc2i.runs.plan import parse_method
     from fedc2i.runs.settings import make
-    from fedc2i.runs.specs import parse
 
     reject_local_imports(method, values.get("model"))
     for name in names(RunSettings, scope="data"):
         if values.get(name) is not None:
             raise UserError(f"{name} is set by each site, in its site.toml")
-    kind, name, own = parse(method)
+    kind, name, own = parse_method(method)
     config = make(kind, {**values, **own, "method": name, "engine": "flower"})
     kind(**config.options)
     return absolute_settings(values)
@@ -101,6 +101,6 @@ def folder_of(job: Job, out: Path | None, parent: Path) -> Path:
 def show_run(folder: Path, json: bool) -> None:
     """Prints the run that ended."""
     from fedc2i.cli.output import show
-    from fedc2i.runs.read import read_run
+    from fedc2i.runs.finished_run import read_run
 
     show([read_run(folder)], folder, json)

@@ -13,7 +13,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,9 @@ from typing import Any
 from fedc2i.core import memory
 from fedc2i.core.errors import UserError, one_line
 
-_LOCK_TRIES, _LOCK_PAUSE = 3, 0.05  # `is_locked` of another process holds the lock for a moment
+BRIEFLY = 0.1  # seconds to try for a lock: `is_locked` of another process holds it for a moment
+SILENCE = 3.0  # seconds of waiting for another process before a line says so
+_LOCK_PAUSE = 0.05
 
 
 @contextmanager
@@ -95,13 +97,17 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Keeps other processes from writing into a run folder; the lock is on the folder and ends with the process.
 
-    A file system without locks is used without one.
+    The folder itself is locked, so that nothing but the run lies in it. A file system without locks is used without.
+
+    Args:
+        folder: it exists.
+        waiting: waits for another process that holds the lock; called once if that takes long.
 
     Raises:
-        UserError: if another process holds the lock.
+        UserError: if another process holds the lock, and this one does not wait.
     """
     if os.name != "posix":
         yield
@@ -109,18 +115,11 @@ def locked(folder: Path) -> Iterator[None]:
     with writing(folder):
         descriptor = os.open(folder, os.O_RDONLY)
     try:
-        for attempt in range(_LOCK_TRIES):
-            try:
-                _lock(descriptor)
-                break
-            except OSError as error:
-                if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    break
-                if attempt == _LOCK_TRIES - 1:
-                    raise UserError(
-                        f"{folder}: another process is at work on this run; wait for it or end it"
-                    ) from None
-                time.sleep(_LOCK_PAUSE)
+        if not _lock_within(descriptor, BRIEFLY if waiting is None else SILENCE):
+            if waiting is None:
+                raise UserError(f"{folder}: another process is at work on this run; wait for it or end it")
+            waiting()
+            _lock_within(descriptor, math.inf)
         yield
     finally:
         os.close(descriptor)
@@ -141,6 +140,22 @@ def is_locked(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def _lock_within(descriptor: int, seconds: float) -> bool:
+    """Locks an open folder until it is closed; false if another process held the lock all the time."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            _lock(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                return True  # a file system that has no locks
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_LOCK_PAUSE)
+        else:
+            return True
 
 
 def _lock(descriptor: int) -> None:

@@ -35,7 +35,7 @@ from fedc2i.report import figures
 from fedc2i.report.progress import rejected_uploads
 from fedc2i.report.table import SHORT
 from fedc2i.runs import driver
-from fedc2i.runs.checkpoint import Checkpoints
+from fedc2i.runs.folder import Checkpoints
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.results import Result
 

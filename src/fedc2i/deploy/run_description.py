@@ -18,9 +18,8 @@ from fedc2i.engine import attacks
 from fedc2i.engine.client import RunContext
 from fedc2i.flower.message_format import MOST_CLASSES, MOST_SIDE
 from fedc2i.flower.site import Assignment
-from fedc2i.runs.plan import Plan
+from fedc2i.runs.plan import Plan, build_model, parse_method
 from fedc2i.runs.settings import RunSettings, make
-from fedc2i.runs.specs import build, parse
 
 
 def describe(plan: Plan, seed: int) -> str:
@@ -62,7 +61,7 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
         for name in ("method", "model"):
             if is_plugin(str(settings[name])):
                 settings[name] = place_at_site(str(settings[name]), root)
-        kind, name, own = parse(str(settings["method"]))
+        kind, name, own = parse_method(str(settings["method"]))
         config = make(kind, {**settings, **own, "method": name, "seeds": [int(values["seed"])]})
         version, expected = str(values["version"]), str(values["fingerprint"])
         if channels != 3 or not (0 < height <= MOST_SIDE and 0 < width <= MOST_SIDE and len(classes) <= MOST_CLASSES):
@@ -72,7 +71,7 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
         raise UserError(f"the run's description is not valid ({reason})") from None
     if version.split(".")[:2] != __version__.split(".")[:2]:
         raise UserError(f"this site has fedc2i {__version__}, the coordinator {one_line(version, 40)}")
-    model = build(str(config.model), classes, (channels, height, width))
+    model = build_model(str(config.model), classes, (channels, height, width))
     attackers = attacks.read_resolved(config.attack)
     context = RunContext(kind(**config.options), model, config, config.rounds, config.seeds[0], attackers)
     if fingerprint(context.first_model("", config.init)) != expected:

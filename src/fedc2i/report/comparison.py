@@ -18,8 +18,7 @@ from fedc2i.engine.attacks import MOST_NAMED
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.report.published import MISPRINTS, PUBLISHED
 from fedc2i.report.table import POINT_COLUMN, POINT_NOTE, SHORT, Row, Table, counted, starred
-from fedc2i.runs.results import Result, Score
-from fedc2i.runs.summary import summary
+from fedc2i.runs.results import Result, Score, summary
 
 BEST = "the best of its column at that point"
 TIES_NOTE = "~: the difference of {average} from the best may be chance (95 % bootstrap interval over paired seeds)."

@@ -22,12 +22,11 @@ from fedc2i.analysis.weights import mean_weights
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import is_locked, is_plugin
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.runs import journal
-from fedc2i.runs.read import read_run
-from fedc2i.runs.results import Array
+from fedc2i.runs.finished_run import read_run
+from fedc2i.runs.folder import read_report
+from fedc2i.runs.plan import key_of, parse_method
+from fedc2i.runs.results import Array, summary
 from fedc2i.runs.settings import make, read_toml
-from fedc2i.runs.specs import key_of, parse
-from fedc2i.runs.summary import summary
 
 RECENT = 10  # rounds that the estimate of a round's time is based on
 
@@ -172,7 +171,7 @@ class LiveRunReader:
             if self._seen.get(path) == written:
                 continue
             try:
-                report = journal.read_report(path)
+                report = read_report(path)
             except UserError:
                 continue  # removed this moment, at the end of the run
             if path not in self._seen:
@@ -234,7 +233,7 @@ def _label(settings: dict[str, Any]) -> str:
     try:
         if is_plugin(typed):
             return typed
-        kind, name, _ = parse(typed)
+        kind, name, _ = parse_method(typed)
         method = kind(**make(kind, {**settings, "method": name}).options)
     except (UserError, TypeError, ValueError):
         return typed

@@ -1,6 +1,6 @@
 """Every table and figure of the paper as a recipe: which runs it needs, and what is made of them.
 
-`ARTEFACTS` names them. Runs that several recipes share are computed once (`runs.cache.Store`). All go by the protocol's
+`ARTEFACTS` names them. Runs that several recipes share are computed once (`runs.cache`). All go by the protocol's
 presets; only seeds, rounds and the device are the user's. Only the last round is scored, as tables show no other.
 """
 
@@ -30,7 +30,7 @@ from fedc2i.report.comparison import (
     ties,
 )
 from fedc2i.report.table import POINT_COLUMN, POINT_NOTE, Row, Table, starred
-from fedc2i.runs.cache import Store
+from fedc2i.runs.cache import RunCache
 from fedc2i.runs.plan import Observer, Plan, prepare
 from fedc2i.runs.results import Result, Score
 
@@ -63,7 +63,7 @@ class Reproduction:
         federations: the data of the benchmarks that are needed.
     """
 
-    def __init__(self, names: Sequence[str], settings: Mapping[str, Any], store: Store) -> None:
+    def __init__(self, names: Sequence[str], settings: Mapping[str, Any], store: RunCache) -> None:
         """Plans every run that the artefacts called ``names`` need, with ``settings`` over the presets."""
         self._names = names
         self._store = store

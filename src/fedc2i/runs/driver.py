@@ -17,10 +17,8 @@ from fedc2i.engine.checkpoint_file import Checkpoint
 from fedc2i.engine.records import Round
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.state import OnState, ResumePoint, check_state, state_size
-from fedc2i.runs import journal
-from fedc2i.runs.checkpoint import Checkpoints
-from fedc2i.runs.folder import RunFolder
-from fedc2i.runs.plan import Observer, Plan
+from fedc2i.runs.folder import Checkpoints, RunFolder, ask, asked, read_reports, reports_folder, write_report
+from fedc2i.runs.plan import Observer, Plan, sayer
 from fedc2i.runs.results import Result
 
 Draw = Callable[[Result, Path], None]  # adds figures to the folder of a finished run
@@ -70,15 +68,12 @@ def advance(plan: Plan, folder: Path, observer: Observer | None = None) -> Resul
     Raises:
         UserError: if there are checkpoints, and the run cannot resume from any of them.
     """
-    files, checkpoints = RunFolder(folder, plan.federation.names), checkpoints_of(plan, folder)
+    files, checkpoints, say = RunFolder(folder, plan.federation.names), checkpoints_of(plan, folder), sayer(observer)
     start, reports = latest(plan, folder) or (None, [])
-    checkpoints.clean()
-    checkpoints.begin(plan.fingerprint)  # first: a folder with a config.toml can be resumed
-    files.begin(plan.config)
-    say = getattr(observer, "say", lambda line: None)
     if start is not None:
         say(f"{folder} resumes after round {start.round}")
-    checkpoints.expect(checkpoint_size(plan), say)
+    checkpoints.begin(plan.fingerprint, state_size(*plan.parts), say)  # first: a folder with config.toml can be resumed
+    files.begin(plan.config)
     files.restart(reports)
 
     def record(report: Round) -> None:
@@ -88,61 +83,18 @@ def advance(plan: Plan, folder: Path, observer: Observer | None = None) -> Resul
     return compute(plan, observer, record, checkpoints.save, start, reports)
 
 
-def execute_by_seed(
-    plan: Plan,
-    folder: Path,
-    engine: Callable[[int], SeedEngine],
-    on_round: Callable[[Round], None],
-    say: Callable[[str], None],
-    draw: Draw,
-) -> Result:
-    """Runs one seed after the other into a folder, and resumes the run that was interrupted there."""
-    files = RunFolder(folder, plan.federation.names)
-    files.begin(plan.config)
-    result = Result(plan.method, plan.config, plan.federation, plan.label, plan.key)
-    for seed in plan.config.seeds:
-        reports = folder / "rounds" / f"seed{seed}"
-        finished = reports / "finished"
-        if finished.is_file():
-            result.rounds += journal.read(reports, int(finished.read_text(encoding="ascii")) + 1)
-        else:
-            _advance_seed(engine(seed), folder, seed, result, files, on_round, say)
-            write_atomically(finished, str(result.rounds[-1].round).encode())
-        result.asked[seed] = journal.asked(reports)
-    draw(result, folder)
-    files.finish(result)
-    Checkpoints(folder, 0).remove()
-    return result
+def latest(plan: Plan, folder: Path) -> tuple[ResumePoint, list[Round]] | None:
+    """The state to resume from, with the reports up to there; None if the run has to start.
+
+    Raises:
+        UserError: if there are checkpoints, and the run cannot resume from any of them.
+    """
+    return checkpoints_of(plan, folder).latest(plan.config.seeds, partial(check_state, *plan.parts))
 
 
-def _advance_seed(
-    engine: SeedEngine,
-    folder: Path,
-    seed: int,
-    result: Result,
-    files: RunFolder,
-    on_round: Callable[[Round], None],
-    say: Callable[[str], None],
-) -> None:
-    """Computes the rounds that a seed lacks, from its last checkpoint if there is one."""
-    states, reports = folder / "checkpoints" / f"seed{seed}", folder / "rounds" / f"seed{seed}"
-
-    def save() -> None:
-        state = engine.checkpoint()
-        if state is not None:
-            checkpoint_file.save(states, *state)
-
-    saved = checkpoint_file.load(states)
-    if saved is not None:
-        engine.restore(saved)
-        result.rounds += journal.read(reports, saved.round)
-        say(f"seed {seed} resumes in round {saved.round}, whose uploads had arrived")
-    files.restart(result.rounds)
-    for report in engine.rounds(save, partial(journal.ask, reports)):
-        journal.write(reports, report)
-        files.record(report)
-        result.rounds.append(report)
-        on_round(report)
+def checkpoints_of(plan: Plan, folder: Path) -> Checkpoints:
+    """The checkpoints of a plan's run; engines other than the simulator have none."""
+    return Checkpoints(folder, plan.config.checkpoint_every if plan.config.engine == "inprocess" else 0)
 
 
 def compute(
@@ -164,8 +116,7 @@ def compute(
         reports: of the rounds up to there.
     """
     plan.require_engine()
-    config = plan.config
-    result = Result(plan.method, config, plan.federation, plan.label, plan.key)
+    config, result = plan.config, plan.empty_result()
 
     def on_round(report: Round) -> None:
         result.rounds.append(report)
@@ -179,35 +130,65 @@ def compute(
         for report in () if start is None else start.last.values():
             observer.round(report)
     on_client = None if observer is None else observer.client
-    run = plan.method, plan.model, plan.federation, config, config.seeds
     if config.engine == "flower-sim":
         from fedc2i.flower import simulation  # an optional extra
         from fedc2i.flower.answer_collector import Policy
 
         policy = Policy(config.deadline, config.min_sites, config.wire == "float16", poll=0.05)
-        say = getattr(observer, "say", lambda line: None)
-        simulation.federate(*run, policy, config.ray_address, config.torch_device(), on_round, on_client, say)
+        how = config.ray_address, config.torch_device(), on_round, on_client, sayer(observer)
+        simulation.federate(*plan.parts, policy, *how)
     else:
-        result.outcomes = simulate(*run, config.torch_device(), on_round, on_client, keep, start)
+        result.outcomes = simulate(*plan.parts, config.torch_device(), on_round, on_client, keep, start)
     result.rounds.sort(key=lambda report: config.seeds.index(report.seed))
     return result
 
 
-def latest(plan: Plan, folder: Path) -> tuple[ResumePoint, list[Round]] | None:
-    """The state to resume from, with the reports up to there; None if the run has to start.
+def execute_by_seed(
+    plan: Plan,
+    folder: Path,
+    engine: Callable[[int], SeedEngine],
+    on_round: Callable[[Round], None],
+    say: Callable[[str], None],
+    draw: Draw,
+) -> Result:
+    """Runs one seed after the other into a folder, and resumes the run that was interrupted there."""
+    files, result = RunFolder(folder, plan.federation.names), plan.empty_result()
+    files.begin(plan.config)
+    for seed in plan.config.seeds:
+        reports = reports_folder(folder, seed)
+        finished = reports / "finished"
+        if finished.is_file():
+            result.rounds += read_reports(reports, int(finished.read_text(encoding="ascii")) + 1)
+        else:
+            for report in _advance_seed(engine(seed), folder, seed, result, files, say):
+                on_round(report)
+            write_atomically(finished, str(result.rounds[-1].round).encode())
+        result.asked[seed] = asked(reports)
+    draw(result, folder)
+    files.finish(result)
+    Checkpoints(folder, 0).remove()
+    return result
 
-    Raises:
-        UserError: if there are checkpoints, and the run cannot resume from any of them.
-    """
-    run = plan.method, plan.model, plan.federation, plan.config, plan.config.seeds
-    return checkpoints_of(plan, folder).latest(plan.config.seeds, partial(check_state, *run))
 
+def _advance_seed(
+    engine: SeedEngine, folder: Path, seed: int, result: Result, files: RunFolder, say: Callable[[str], None]
+) -> Iterator[Round]:
+    """Computes the rounds that a seed lacks, from its last checkpoint if there is one."""
+    states, reports = folder / "checkpoints" / f"seed{seed}", reports_folder(folder, seed)
 
-def checkpoints_of(plan: Plan, folder: Path) -> Checkpoints:
-    """The checkpoints of a plan's run; engines other than the simulator have none."""
-    return Checkpoints(folder, plan.config.checkpoint_every if plan.config.engine == "inprocess" else 0)
+    def save() -> None:
+        state = engine.checkpoint()
+        if state is not None:
+            checkpoint_file.save(states, *state)
 
-
-def checkpoint_size(plan: Plan) -> int:
-    """About how many bytes a checkpoint of all seeds has."""
-    return state_size(plan.method, plan.model, plan.federation, plan.config, plan.config.seeds)
+    saved = checkpoint_file.load(states)
+    if saved is not None:
+        engine.restore(saved)
+        result.rounds += read_reports(reports, saved.round)
+        say(f"seed {seed} resumes in round {saved.round}, whose uploads had arrived")
+    files.restart(result.rounds)
+    for report in engine.rounds(save, partial(ask, reports)):
+        write_report(reports, report)
+        files.record(report)
+        result.rounds.append(report)
+        yield report

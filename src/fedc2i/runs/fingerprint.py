@@ -1,24 +1,27 @@
-"""The fingerprint of a run: settings, data, versions and files that must be the same when it is resumed."""
+"""What decides the numbers of a run: the fingerprint that a resumed run must share, and the key of a cached run."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import json
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fedc2i
 from fedc2i.core.errors import UserError, flaw, one_line
 from fedc2i.core.files import plugin_checksums, plugin_file, read_json
-from fedc2i.core.version import __version__
 from fedc2i.data.federation import Federation
+from fedc2i.runs.results import versions
 from fedc2i.runs.settings import RunSettings
 
+FINGERPRINT = Path("checkpoints") / "fingerprint.json"  # in the folder of an unfinished run
 OBJECTS = ("data", "model", "method")  # what may come as an object of Python
 _BITS = ("fedc2i", "torch")  # packages of which another version is not expected to give the same bits
+_DECIDING = ("core", "data", "models", "training", "methods", "engine")  # rooms whose code decides numbers
 
 
 @dataclass(frozen=True)
@@ -44,21 +47,13 @@ class Fingerprint:
     files: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: RunSettings, federation: Federation, given: Sequence[str], notes: Sequence[str]) -> Fingerprint:
-        """Of a run that is started or resumed now."""
-        decided = {**config.fixed(), "topology": neighbours(config.topology)}
-        text, device = json.dumps(decided, default=str), config.torch_device().type
-        files = plugin_checksums(config.method, config.model)
-        return cls(text, federation.checksums, versions(), device, tuple(given), tuple(notes), files)
-
-    @classmethod
     def read(cls, folder: Path) -> Fingerprint | None:
         """Of the run in ``folder``; none if it never came that far.
 
         Raises:
             UserError: if the file is damaged, or does not fit into memory.
         """
-        path = fingerprint_path(folder)
+        path = folder / FINGERPRINT
         try:
             return cls.of_values(read_json(path))
         except FileNotFoundError:
@@ -68,11 +63,7 @@ class Fingerprint:
 
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> Fingerprint:
-        """As it was before it was written.
-
-        Raises:
-            ValueError: or others of its kind, if it is nothing that was.
-        """
+        """As it was before it was written; a `ValueError`, or another of its kind, if that was no fingerprint."""
         found = cls(**dict(values) | {name: tuple(values[name]) for name in ("given", "notes")})
         texts = all(isinstance(text, str) for text in (found.settings, found.device, *found.notes))
         tables = all(isinstance(table, dict) for table in (found.data, found.versions, found.files))
@@ -121,29 +112,28 @@ def _first_other(was: str, now: str) -> str:
     return "".join(f" ({n} was {one_line(before.get(n), 60)}, is {one_line(after.get(n), 60)})" for n in other[:1])
 
 
-def fingerprint_path(folder: Path) -> Path:
-    """Where the fingerprint of an unfinished run lies."""
-    return folder / "checkpoints" / "fingerprint.json"
-
-
-def neighbours(topology: str) -> str:
-    """A topology by what it says: that of a file by what the file holds."""
-    try:
-        return hashlib.sha256(Path(topology).read_bytes()).hexdigest() if Path(topology).is_file() else topology
-    except OSError:  # no file's name
-        return topology
+def cache_key(config: RunSettings, federation: Federation) -> str:
+    """Twelve digits that change with settings, data, device, versions and the code that decides numbers."""
+    decided = {
+        "settings": config.decisive(),
+        "data": federation.checksums,
+        "device": config.torch_device().type,
+        "versions": [versions()[package] for package in _BITS],
+        "code": code_digest(),
+        **({"files": files} if (files := plugin_checksums(config.method, config.model)) else {}),
+    }
+    return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 @functools.cache
-def versions(engine: str = "inprocess") -> dict[str, str]:
-    """Of fedc2i, Python and the packages that decide numbers; Flower is among them if that engine was used."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"fedc2i": __version__, "python": platform.python_version()}
-    carrier = () if engine == "inprocess" else ("flwr",)
-    for package in ("torch", "numpy", "scikit-learn", "pillow", "matplotlib", *carrier):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # e.g. a torch that was built by hand
-            found[package] = "unknown"
-    return found
+def code_digest(root: Path = Path(fedc2i.__file__).parent) -> str:
+    """A digest of the code that decides numbers; comments and docstrings do not count."""
+    digest = hashlib.sha256()
+    for package in _DECIDING:
+        for path in sorted((root / package).rglob("*.py")):
+            tree = ast.parse(path.read_bytes())
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    node.body = node.body[ast.get_docstring(node, clean=False) is not None :]
+            digest.update(f"{path.relative_to(root)} {ast.dump(tree)}".encode())
+    return digest.hexdigest()

@@ -6,7 +6,16 @@ influence.npz      λ and Λ (and their losses) of every round and seed
 models/            every client's last model at both points, safetensors
 *.png              figures
 summary.json       scores, cost, versions, data checksums; written last, so its presence means the run is complete
-checkpoints/, rounds/   until then: what an interrupted run needs to resume, see `fedc2i.runs.checkpoint`
+
+Until then there is also what an interrupted run needs to resume:
+
+checkpoints/fingerprint.json      what it was started with: settings, data, versions, device
+checkpoints/round*                the state of all seeds after the last two rounds that have a checkpoint
+rounds/seed*/round*.npz           the reports of finished rounds
+rounds/seed*/asked*               in a run with noise over real sites, the rounds whose uploads were asked for
+
+A round's reports are written before its checkpoint. So a checkpoint's reports are always there, and what was written
+after it is computed again.
 """
 
 from __future__ import annotations
@@ -15,22 +24,64 @@ import io
 import json
 import os
 import re
-from collections.abc import Sequence
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import sync, to_json, write_atomically, writing
-from fedc2i.core.params import Params, Stacked
-from fedc2i.engine.records import POINTS, Outcome, Point, Round
-from fedc2i.runs.results import Result
+from fedc2i.data import npz
+from fedc2i.engine import checkpoint_file
+from fedc2i.engine.records import POINTS, Round
+from fedc2i.engine.state import ResumePoint, State, last_rounds
+from fedc2i.runs.fingerprint import FINGERPRINT, Fingerprint
+from fedc2i.runs.results import Result, summary
 from fedc2i.runs.settings import RunSettings
-from fedc2i.runs.summary import summary
 
+SUMMARY = "summary.json"
 MOST_LETTERS = 100  # of a folder's name that is made from a data set's path
+MUCH = 10**9  # bytes of checkpoints for each round, that a user should know of
+_PLAIN = ("seed", "round", "seconds", "participants", "metrics", "refused", "bytes_up", "bytes_down", "why")
+_DIGITS = 32  # of a course's digest
+_MARK = re.compile(r"asked[0-9]{6}-[0-9a-f]{0,32}")
+
+
+def slug(text: str) -> str:
+    """A name that is safe as a folder everywhere."""
+    return re.sub(r"[^a-z0-9.=]+", "-", text.lower()).strip("-.") or "run"
+
+
+def new_folder(out: Path | None, stem: str = "run") -> Path:
+    """Makes the folder of a run: ``out``, or the first free ``runs/<stem>-<number>``.
+
+    Raises:
+        UserError: if ``out`` exists and is not an empty folder, or cannot be made.
+    """
+    if out is not None:
+        with writing(out):
+            if out.exists() and (not out.is_dir() or any(out.iterdir())):
+                hint = f"; `fedc2i resume {out}` resumes the run in it" if (out / "checkpoints").is_dir() else ""
+                raise UserError(f"{out}: exists already; choose another --out or remove it{hint}")
+            out.mkdir(parents=True, exist_ok=True)  # taken by another run this very moment: the lock decides
+            if not os.access(out, os.W_OK | os.X_OK):
+                raise UserError(f"{out}: no permission to write there")
+        return out
+    parent, number, stem = Path("runs"), 1, stem[:MOST_LETTERS]
+    with writing(parent):
+        parent.mkdir(exist_ok=True)
+        while True:
+            try:
+                folder = parent / f"{stem}-{number:03d}"
+                folder.mkdir()
+                return folder
+            except FileExistsError:  # taken, perhaps this very moment by a run beside this one
+                number += 1
 
 
 class RunFolder:
@@ -42,11 +93,11 @@ class RunFolder:
 
     def begin(self, config: RunSettings) -> None:
         """Writes the configuration."""
-        self.write("config.toml", config.to_toml().encode(), durable=True)
+        write_atomically(self.path / "config.toml", config.to_toml().encode(), durable=True)
 
     def restart(self, reports: Sequence[Round]) -> None:
         """Rewrites the metrics with reports of rounds that were finished before the run was interrupted."""
-        self.write("metrics.jsonl", "".join(self._lines(report) for report in reports).encode())
+        write_atomically(self.path / "metrics.jsonl", "".join(self._lines(report) for report in reports).encode())
 
     def record(self, report: Round) -> None:
         """Appends a round's metrics."""
@@ -73,101 +124,159 @@ class RunFolder:
             for metric, value in own.items()
         )
 
-    def _save_models(self, seed: int, outcome: Outcome) -> None:
-        for point in POINTS:
-            tensors = {
-                f"{client}/{name}": rows[k].detach().cpu().contiguous()
-                for name, rows in _models(outcome, point).items()
-                for k, client in enumerate(self._clients)
-            }
-            self.write(f"models/seed{seed}-{point}.safetensors", save(tensors), durable=True)
-
     def finish(self, result: Result) -> None:
         """Writes every client's last model at both points, influence and, last of all, the summary.
 
         All of it is on the disk when this returns: what a run could resume from may then be removed.
         """
         for seed, outcome in result.outcomes.items():
-            self._save_models(seed, outcome)
-        names = sorted({name for report in result.rounds for name in report.influence})
-        measured = {
+            for point in POINTS:
+                models = outcome.trained if point == "trained" else outcome.received
+                tensors = {
+                    f"{client}/{name}": rows[k].detach().cpu().contiguous()
+                    for name, rows in models.items()
+                    for k, client in enumerate(self._clients)
+                }
+                path = self.path / "models" / f"seed{seed}-{point}.safetensors"
+                write_atomically(path, save(tensors), durable=True)
+        measured: dict[str, Any] = {
             f"seed{seed}_{name}": array
             for seed in result.config.seeds
-            for name in names
+            for name in sorted({name for report in result.rounds for name in report.influence})
             if (array := result.influence(name, seed)).size
         }
         if measured:
-            buffer = io.BytesIO()
-            np.savez_compressed(buffer, clients=np.array(self._clients), **measured)  # type: ignore[arg-type]
-            self.write("influence.npz", buffer.getvalue(), durable=True)
+            content = _packed(clients=np.array(self._clients), **measured)
+            write_atomically(self.path / "influence.npz", content, durable=True)
         metrics = self.path / "metrics.jsonl"
         with writing(metrics):
             if metrics.exists():
                 sync(metrics)
-        self.write("summary.json", to_json(summary(result)).encode(), durable=True)
-
-    def write(self, name: str, content: bytes, durable: bool = False) -> None:
-        """Writes a file beside its place, then moves it there."""
-        write_atomically(self.path / name, content, durable)
+        write_atomically(self.path / SUMMARY, to_json(summary(result)).encode(), durable=True)
 
 
-def _models(outcome: Outcome, point: Point) -> Stacked:
-    return outcome.trained if point == "trained" else outcome.received
+class Checkpoints:
+    """Writes a run's checkpoints and reports, finds the one to resume from, and cleans up."""
 
+    def __init__(self, folder: Path, every: int) -> None:
+        """In a run folder, a checkpoint after every ``every`` rounds and after the last one; 0: none at all."""
+        self._folder, self._every = folder, every
+        self._states = folder / "checkpoints"
 
-def new_folder(out: Path | None, stem: str = "run") -> Path:
-    """Makes the folder of a run: ``out``, or the first free ``runs/<stem>-<number>``.
+    def begin(self, fingerprint: Fingerprint, size: int, say: Callable[[str], None]) -> None:
+        """Removes what an interruption left half-written, and writes down what the run is started with.
 
-    Raises:
-        UserError: if ``out`` exists and is not an empty folder, or cannot be made.
-    """
-    if out is not None:
-        with writing(out):
-            if out.exists() and (not out.is_dir() or any(out.iterdir())):
-                hint = f"; `fedc2i resume {out}` resumes the run in it" if (out / "checkpoints").is_dir() else ""
-                raise UserError(f"{out}: exists already; choose another --out or remove it{hint}")
-            if not out.exists():
-                try:
-                    out.mkdir(parents=True)
-                except FileExistsError:
-                    raise UserError(f"{out}: another run has just taken it; choose another --out") from None
-            if not os.access(out, os.W_OK | os.X_OK):
-                raise UserError(f"{out}: no permission to write there")
-        return out
-    parent, number, stem = Path("runs"), 1, stem[:MOST_LETTERS]
-    with writing(parent):
-        parent.mkdir(exist_ok=True)
-        while True:
+        If checkpoints of ``size`` bytes are much for a round, a line says so.
+        """
+        with writing(self._folder):
+            for rest in self._folder.rglob(".*.part"):
+                rest.unlink(missing_ok=True)
+        write_atomically(self._folder / FINGERPRINT, to_json(asdict(fingerprint)).encode(), durable=True)
+        if self._every and size / self._every >= MUCH:
+            often = "after every round" if self._every == 1 else f"after every {self._every} rounds"
+            say(
+                f"checkpoints of about {size / 1e9:.1f} GB are written into {self._states} {often}; "
+                "checkpoint_every=K (--set) writes them after every K rounds, 0 none"
+            )
+
+    def record(self, report: Round) -> None:
+        """Writes a round's report."""
+        if self._every:
+            write_report(reports_folder(self._folder, report.seed), report)
+
+    def save(self, number: int, is_last: bool, state: Callable[[], State]) -> None:
+        """Writes the state after a round, if that round has a checkpoint."""
+        if self._every and (is_last or number % self._every == 0):
+            checkpoint_file.save(self._states, number, *state())
+
+    def latest(
+        self, seeds: Sequence[int], require_fit: Callable[[State, int], None]
+    ) -> tuple[ResumePoint, list[Round]] | None:
+        """The state to resume from, with all reports up to there in order; none if the run has to start.
+
+        Args:
+            seeds: of the run; the checkpoint may be of more.
+            require_fit: raises a `UserError` for a state, and the round it is of, that the run cannot resume from.
+
+        Raises:
+            UserError: if there are checkpoints, and none can be used.
+        """
+        damaged: list[str] = []
+        for saved in checkpoint_file.sound(self._states):
             try:
-                folder = parent / f"{stem}-{number:03d}"
-                folder.mkdir()
-                return folder
-            except FileExistsError:  # taken, perhaps this very moment by a run beside this one
-                number += 1
+                require_fit((saved.tensors, saved.values), saved.round)
+                ends = last_rounds(saved.values, saved.round)
+                by_seed = {seed: read_reports(reports_folder(self._folder, seed), ends[seed] + 1) for seed in seeds}
+            except (UserError, KeyError, AttributeError, ValueError, TypeError) as error:
+                damaged.append(f"round {saved.round}: {error}")
+                continue
+            reports = [own[number] for number in range(saved.round) for own in by_seed.values() if number < len(own)]
+            return ResumePoint(*saved, {seed: own[-1] for seed, own in by_seed.items()}), reports
+        if any(self._states.glob("round*.json")):
+            why = "; ".join(damaged) or "all are damaged"
+            raise UserError(
+                f"{self._states}: no checkpoint can be used ({why}); "
+                "remove the files round* there, and the run starts again"
+            )
+        return None
+
+    def remove(self) -> None:
+        """Removes what only an unfinished run needs."""
+        for name in ("checkpoints", "rounds"):
+            shutil.rmtree(self._folder / name, ignore_errors=True)
 
 
-def slug(text: str) -> str:
-    """A name that is safe as a folder everywhere."""
-    return re.sub(r"[^a-z0-9.=]+", "-", text.lower()).strip("-.") or "run"
+def reports_folder(folder: Path, seed: int) -> Path:
+    """Where an unfinished run has the reports of a seed's rounds."""
+    return folder / "rounds" / f"seed{seed}"
 
 
-def read_model(folder: Path | str, client: str, seed: int = 0, point: Point = "trained") -> Params:
-    """A client's last model from a run folder, ready for ``module.load_state_dict``.
+def write_report(folder: Path, report: Round) -> None:
+    """Writes a round's report, in place of an earlier one of the same round."""
+    plain = json.dumps({**{name: getattr(report, name) for name in _PLAIN}, "influence": list(report.influence)})
+    arrays: dict[str, Any] = {f"influence/{name}": array for name, array in report.influence.items()}
+    content = _packed(plain=np.frombuffer(plain.encode(), dtype=np.uint8), **arrays)
+    write_atomically(folder / f"round{report.round:06d}.npz", content, durable=True)
 
-    Raises:
-        UserError: if there is no such run, seed or client.
-    """
-    path = Path(folder) / "models" / f"seed{seed}-{point}.safetensors"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; is this a complete run folder, and was seed {seed} part of the run?")
+
+def read_reports(folder: Path, before: int) -> list[Round]:
+    """The reports of all rounds before ``before``; a `UserError` if one is missing or damaged."""
+    return [read_report(folder / f"round{number:06d}.npz") for number in range(1, before)]
+
+
+def read_report(path: Path) -> Round:
+    """What `write_report` wrote; a `UserError` if the file is missing or damaged."""
     try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as safetensors ({error})") from None
-    by_client: dict[str, Params] = {}
-    for name, tensor in tensors.items():
-        owner, _, own_name = name.rpartition("/")
-        by_client.setdefault(owner, {})[own_name] = tensor
-    if client not in by_client:
-        raise UserError(f"{path}: no client '{client}', allowed are {', '.join(sorted(by_client))}")
-    return by_client[client]
+        with npz.opened(path, ratio=None) as archive:
+            plain = json.loads(archive.read(["plain"])["plain"].tobytes())
+            plain |= {name: tuple(plain[name]) for name in ("participants", "refused")}
+            plain["why"] = dict(plain.get("why", {}))  # an earlier version wrote none
+            names = {name: f"influence/{name}" for name in plain["influence"]}
+            arrays = archive.read(names.values())
+        return Round(**plain | {"influence": {name: arrays[where] for name, where in names.items()}})
+    except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
+        raise UserError(f"{path}: not a round's report ({one_line(error)})") from None
+
+
+def ask(folder: Path, round: int, course: str) -> bool:
+    """Notes, before they are asked for, that a round's uploads are released on this course of the run.
+
+    Returns:
+        Whether they were released on another course before: then this is one release more.
+    """
+    mark = folder / f"asked{round:06d}-{course[:_DIGITS]}"
+    if mark.is_file():
+        return False
+    write_atomically(mark, b"", durable=True)
+    return asked(folder)[round] > 1
+
+
+def asked(folder: Path) -> Counter[int]:
+    """By round, on how many courses its uploads were asked for."""
+    return Counter(int(name[5:11]) for path in folder.glob("asked*") if _MARK.fullmatch(name := path.name))
+
+
+def _packed(**arrays: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()

@@ -1,30 +1,38 @@
-"""From what a user asked for to runs that are ready to start, every setting checked before anything is computed."""
+"""From what a user asked for to runs that are ready to start, every setting checked before anything is computed.
+
+Methods and models are named ``fedc2i:gamma=2`` or ``FILE.py:CLASS``, or come as objects of Python.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+import cloudpickle
+
 from fedc2i.core.errors import UserError, nearest, one_line
-from fedc2i.core.options import names
+from fedc2i.core.files import is_plugin, load_plugin, plugin_checksums
+from fedc2i.core.options import convert, names, options_of, type_hints
 from fedc2i.data import sources
 from fedc2i.data.federation import Federation
 from fedc2i.engine.checks import check
 from fedc2i.engine.records import Round
+from fedc2i.methods import registry
 from fedc2i.methods.base import Method
+from fedc2i.models import named
 from fedc2i.models.model import Model
 from fedc2i.runs.fingerprint import Fingerprint
 from fedc2i.runs.folder import slug
-from fedc2i.runs.results import Result
+from fedc2i.runs.results import Result, versions
 from fedc2i.runs.settings import RunSettings, make, run_settings
-from fedc2i.runs.specs import build, is_listed, key_of, option_names, parse, said
 
 
 class Observer(Protocol):
-    """Something that watches runs, such as a progress bar."""
+    """Something that watches runs, such as a progress bar; one with ``say(line)`` is told lines of a log as well."""
 
     def begin(self, result: Result) -> None:
         """A run starts, with all its seeds."""
@@ -37,6 +45,12 @@ class Observer(Protocol):
     def round(self, report: Round) -> None:
         """A round of one seed ended."""
         ...
+
+
+def sayer(observer: Observer | None) -> Callable[[str], None]:
+    """What takes lines of a log: the observer's own, or nothing."""
+    found: Callable[[str], None] = getattr(observer, "say", lambda line: None)
+    return found
 
 
 @dataclass(frozen=True)
@@ -66,12 +80,26 @@ class Plan:
     @property
     def fingerprint(self) -> Fingerprint:
         """What must be the same when the run is resumed."""
-        return Fingerprint.of(self.config, self.federation, self.given, self.notes)
+        config = self.config
+        return Fingerprint(
+            json.dumps(config.fixed(), default=str),
+            self.federation.checksums,
+            versions(),
+            config.torch_device().type,
+            self.given,
+            self.notes,
+            plugin_checksums(config.method, config.model),
+        )
 
-    def noting(self, notes: Sequence[str]) -> Plan:
-        """The same with what a reader of its result must know of its interruptions."""
-        federation = replace(self.federation, notes=(*self.federation.notes, *notes)) if notes else self.federation
-        return replace(self, federation=federation, notes=tuple(notes))
+    @property
+    def parts(self) -> tuple[Method, Model, Federation, RunSettings, tuple[int, ...]]:
+        """The arguments that engines take."""
+        return self.method, self.model, self.federation, self.config, self.config.seeds
+
+    def empty_result(self) -> Result:
+        """The run's result before its first round."""
+        name = "" if self.model.name == "custom" else self.model.name  # the default says less than FILE.py:FUNCTION
+        return Result(self.method, self.config, self.federation, self.label, self.key, model_name=name)
 
     def require_engine(self) -> None:
         """Refuses an engine that cannot run here.
@@ -105,54 +133,42 @@ def prepare(
     """
     if not wanted:
         raise UserError("name at least one method; `fedc2i methods` lists them")
-    nested = settings.get("options", {})
-    if not isinstance(nested, Mapping):
-        raise UserError(f"'options' must be a table of the method's options, got '{nested}'")
-    for name in nested:
-        if name in run_settings():
-            raise UserError(f"'{name}' is a setting of the run, not an option of a method: write it above [options]")
-    values = {**{name: value for name, value in settings.items() if name != "options"}, **nested}
-    for name in names(RunSettings, preset=True):
-        if str(values.get(name)).lower() == "none":
-            values.pop(name, None)
     if not isinstance(data, str | Federation | None):
         raise UserError(f"data must be a data set's name or a fedc2i.Federation, got {type(data).__name__}")
     if not isinstance(model, str | Model | None):
         raise UserError(f"model must be a name or fedc2i.split(module, head=...), got {type(model).__name__}")
+    values = _flat(settings)
     for name in names(RunSettings, scope="data") if isinstance(data, Federation) else ():
         if name != "data" and values.get(name) is not None:
             raise UserError(f"{name}={values[name]} is for data loaded by name; here it is loaded already")
     values |= {"data": data} if isinstance(data, str) else {}
     values |= {"model": model} if isinstance(model, str) else {}
-    parsed = [parse(method) for method in wanted]
+    parsed = [parse_method(method) for method in wanted]
     _refuse_unknown(values, [kind for kind, _, _ in parsed])
 
     drafts: list[tuple[Method, RunSettings]] = []
     for kind, name, own in parsed:
-        allowed = {*run_settings(), *option_names(kind)}
+        allowed = {*run_settings(), *options_of(kind)}
         config = make(kind, {**{key: value for key, value in values.items() if key in allowed}, **own, "method": name})
         drafts.append((kind(**config.options), config))
 
     first = drafts[0][1]
     federation = data if isinstance(data, Federation) else _load(first)
     fitted = first.with_preset(federation, values)
-    built = model if isinstance(model, Model) else build(fitted.model, federation.classes, federation.image_shape)
+    built = model if isinstance(model, Model) else build_model(fitted.model, federation.classes, federation.image_shape)
     for method, _ in drafts:
         check(method, built, federation, fitted)
     fitted.torch_device()
 
     plans = []
-    for named, (method, draft) in zip(wanted, drafts, strict=True):
+    for wish, (method, draft) in zip(wanted, drafts, strict=True):
         config = replace(draft.with_preset(federation, values), options=asdict(method), model=fitted.model)
         config = replace(config, data=federation.name) if isinstance(data, Federation) else config
         config = replace(config, model=model.name) if isinstance(model, Model) else config
-        differs = said(method)
+        differs = _set_options(method)
         label = f"{method.title} ({', '.join(differs)})" if differs else method.title
-        objects = {
-            "data": isinstance(data, Federation),
-            "model": isinstance(model, Model),
-            "method": isinstance(named, Method) and not is_listed(named),
-        }
+        is_own = isinstance(wish, Method) and not type(wish).__module__.startswith("fedc2i.methods.")
+        objects = {"data": isinstance(data, Federation), "model": isinstance(model, Model), "method": is_own}
         given = tuple(name for name, is_object in objects.items() if is_object)
         plans.append(Plan(method, built, federation, config, label, key_of(method), given))
     for used in ([plan.label for plan in plans], [slug(plan.key) for plan in plans]):  # tables; folders
@@ -162,8 +178,21 @@ def prepare(
     return plans
 
 
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings and options by name; a preset is used where one of its settings is none."""
+    nested = settings.get("options", {})
+    if not isinstance(nested, Mapping):
+        raise UserError(f"'options' must be a table of the method's options, got '{nested}'")
+    for name in nested:
+        if name in run_settings():
+            raise UserError(f"'{name}' is a setting of the run, not an option of a method: write it above [options]")
+    values = {**{name: value for name, value in settings.items() if name != "options"}, **nested}
+    unset = [name for name in names(RunSettings, preset=True) if str(values.get(name)).lower() == "none"]
+    return {name: value for name, value in values.items() if name not in unset}
+
+
 def _refuse_unknown(values: Mapping[str, Any], kinds: Sequence[type[Method]]) -> None:
-    options = sorted({name for kind in kinds for name in option_names(kind)})
+    options = sorted({name for kind in kinds for name in options_of(kind)})
     for name in values:
         if name not in run_settings() and name not in options:
             owner = kinds[0].name if len(kinds) == 1 else "these methods"
@@ -182,3 +211,81 @@ def _load(config: RunSettings) -> Federation:
         partition=config.partition,
         seed=config.data_seed,
     )
+
+
+def key_of(method: Method) -> str:
+    """The method with the options that differ from its defaults, as typed on a command line."""
+    differs = _set_options(method)
+    return f"{method.name}:{','.join(differs)}" if differs else method.name
+
+
+def _set_options(method: Method) -> list[str]:
+    """The options that differ from the defaults, each as ``name=value``."""
+    options = options_of(type(method)).items()
+    return [f"{name}={value}" for name, own in options if (value := getattr(method, name)) != own.default]
+
+
+def parse_method(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
+    """The method's class, its name as the user wrote it, and the options that came with it.
+
+    Raises:
+        UserError: if there is no such method, or it has no such option.
+    """
+    if isinstance(wanted, Method):
+        _require_name(type(wanted), type(wanted).__name__)
+        return type(wanted), wanted.name, asdict(wanted)
+    if not isinstance(wanted, str):
+        raise UserError(f"a method is a name such as fedc2i or a fedc2i.Method, got '{wanted}'")
+    if is_plugin(wanted):
+        file, _, rest = wanted.partition(".py:")
+        attribute, _, options = rest.partition(":")
+        name = f"{file}.py:{attribute}"
+        kind = _load_object(name)
+        if not (isinstance(kind, type) and issubclass(kind, Method)):
+            raise UserError(f"{name} is not a subclass of fedc2i.Method")
+    else:
+        name, _, options = wanted.partition(":")
+        if name.endswith(".toml"):
+            raise UserError(f"'{name}' is no method; a file of settings is given as --config {name}")
+        kind = registry.get(name)
+    _require_name(kind, name)
+    own = {}
+    for entry in filter(None, options.split(",")):
+        key, equals, value = entry.partition("=")
+        if not equals or key not in options_of(kind):
+            allowed = ", ".join(options_of(kind)) or "none"
+            hint = nearest(key, options_of(kind))
+            raise UserError(f"'{wanted}': no option '{key}'{hint}, allowed are {allowed}, written name=value")
+        own[key] = convert(value, type_hints(kind)[key], f"'{wanted}': {key}")
+    return kind, name, own
+
+
+def _require_name(kind: type[Method], where: str) -> None:
+    if not (vars(kind).get("name") and vars(kind).get("title")):  # inherited ones would pass it off as its parent
+        raise UserError(f"{where} needs its own class attributes name and title")
+
+
+def build_model(name: str, classes: Sequence[str], image_shape: tuple[int, int, int]) -> Model:
+    """A model by its name or ``FILE.py:FUNCTION``, fitted to the data.
+
+    Raises:
+        UserError: if there is no such model, or the function fails.
+    """
+    if not is_plugin(name):
+        return named.build(name, len(classes), image_shape)
+    try:
+        built = _load_object(name)(len(classes), image_shape)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{name}(classes, image_shape): {type(error).__name__}: {error}") from error
+    if not isinstance(built, Model):
+        raise UserError(f"{name} must return fedc2i.split(module, head=...), got {type(built).__name__}")
+    return built
+
+
+def _load_object(name: str) -> Any:
+    """What FILE.py:NAME names, sent to worker processes by value: they cannot import it."""
+    found, module = load_plugin(name)
+    cloudpickle.register_pickle_by_value(module)
+    return found

@@ -1,7 +1,9 @@
-"""The result of a run as data: every round's report, scores, curves, influence and cost."""
+"""The result of a run as data: every round's report, scores, curves, influence and cost, and the summary of it all."""
 
 from __future__ import annotations
 
+import functools
+import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedc2i.core.errors import UserError
+from fedc2i.core.version import __version__
 from fedc2i.data.federation import Federation
 from fedc2i.engine import attacks
 from fedc2i.engine.accountant import Cost, cost
@@ -50,6 +53,7 @@ class Result:
         outcomes: the last models, by seed.
         asked: over real sites with noise, by seed and round, how often different uploads were requested.
         written: the summary of a run that was read from a folder, whose metrics have six digits only.
+        model_name: the model's own name, if the settings have another: that of a ``FILE.py:FUNCTION``.
     """
 
     method: Method
@@ -61,6 +65,7 @@ class Result:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     asked: dict[int, Mapping[int, int]] = field(default_factory=dict)
     written: dict[str, Any] = field(default_factory=dict)
+    model_name: str = ""
 
     def __repr__(self) -> str:
         if not self.rounds:
@@ -68,6 +73,11 @@ class Result:
         before, after = (self.scores(point)["Avg"] for point in POINTS)
         scores = f"accuracy {before} before local training, {after} after"
         return f"<Result of {self.label} on {self.config.data}, seeds {list(self.config.seeds)}: {scores}>"
+
+    @property
+    def model(self) -> str:
+        """The model's name, for tables."""
+        return self.model_name or self.config.model
 
     def last(self, seed: int) -> Round:
         """The last evaluated round of a seed."""
@@ -156,10 +166,8 @@ class Result:
     @property
     def attackers(self) -> dict[int, dict[str, list[str]]]:
         """Who attacked, by seed and by attack; empty without one."""
-        if not self.config.attack:
-            return {}
-        names = self.federation.names
-        return {seed: attacks.by_kind(self.config.attack, names, seed) for seed in self.config.seeds}
+        attack, names = self.config.attack, self.federation.names
+        return {seed: attacks.by_kind(attack, names, seed) for seed in self.config.seeds} if attack else {}
 
     @property
     def unheard(self) -> tuple[int, ...]:
@@ -213,3 +221,82 @@ def _mean(values: Array) -> Array:
     """Over clients, of each seed; nan if none was scored."""
     counts = np.isfinite(values).sum(1)
     return np.where(counts > 0, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
+
+
+def summary(result: Result) -> dict[str, Any]:
+    """The content of ``summary.json``: scores at both points, cost, rejected uploads, versions and data checksums.
+
+    That of a run that was read is as it was written.
+    """
+    if result.written:
+        return dict(result.written)
+    config, federation, rounds, spent = result.config, result.federation, result.rounds, result.privacy
+    attackers = {str(seed): own for seed, own in result.attackers.items()}
+    asked_again = [
+        {"seed": seed, "round": number, "times": times}
+        for seed, own in result.asked.items()
+        for number, times in sorted(own.items())
+        if times > 1
+    ]
+    return {
+        "method": config.method,
+        "title": result.label,
+        "key": result.key,
+        "model": result.model,
+        "data": config.data,
+        "clients": list(federation.names),
+        "classes": list(federation.classes),
+        "samples": federation.samples(),
+        "averages": {title: list(members) for title, members in federation.averages.items()},
+        "seeds": list(config.seeds),
+        "rounds": max(report.round for report in rounds),
+        "headline": result.method.headline,
+        "points": {point: _scores(result, point) for point in POINTS},
+        "seconds": round(result.seconds, 3),
+        "seconds_per_round": round(result.seconds / len(rounds), 4),
+        "bytes_up_per_client_round": result.bytes_up,
+        "bytes_down_per_client_round": result.bytes_down,
+        "refused": [
+            {
+                "seed": report.seed,
+                "round": report.round,
+                "clients": list(report.refused),
+                "of": len(report.participants),
+                "why": dict(report.why),
+            }
+            for report in rounds
+            if report.refused
+        ],
+        **({"attack": config.attack, "attackers": attackers} if attackers else {}),
+        "privacy": None if spent is None else spent.to_json(),
+        **({"asked_again": asked_again} if asked_again else {}),
+        "refused_uploads": result.refused,
+        "notes": list(federation.notes),
+        "data_checksums": federation.checksums,
+        "versions": versions(config.engine),
+        "device": str(config.torch_device()),
+    }
+
+
+def _scores(result: Result, point: Point) -> dict[str, Any]:
+    """By metric, then by client and average."""
+    metrics = sorted({name for own in result.last(result.config.seeds[0]).metrics[point] for name in own})
+    return {
+        metric: {name: {"mean": score.mean, "sd": score.sd} for name, score in result.scores(point, metric).items()}
+        for metric in metrics
+    }
+
+
+@functools.cache
+def versions(engine: str = "inprocess") -> dict[str, str]:
+    """Of fedc2i, Python and the packages that decide numbers; Flower is among them if that engine was used."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"fedc2i": __version__, "python": platform.python_version()}
+    carrier = () if engine == "inprocess" else ("flwr",)
+    for package in ("torch", "numpy", "scikit-learn", "pillow", "matplotlib", *carrier):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # e.g. a torch that was built by hand
+            found[package] = "unknown"
+    return found

@@ -7,8 +7,10 @@ command line or keyword arguments. Unknown keys are refused.
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -159,11 +161,19 @@ class RunSettings(EngineSettings):
 
     def decisive(self) -> dict[str, Any]:
         """What decides the numbers of a single seed, for a cache key."""
-        return {name: value for name, value in asdict(self).items() if name not in names(RunSettings, numbers=False)}
+        return self._except(names(RunSettings, numbers=False))
 
     def fixed(self) -> dict[str, Any]:
         """What a resumed run must have as well."""
-        return {name: value for name, value in asdict(self).items() if name not in names(RunSettings, resume="free")}
+        return self._except(names(RunSettings, resume="free"))
+
+    def _except(self, ignored: Collection[str]) -> dict[str, Any]:
+        """All other settings; a topology's file by the checksum of its content."""
+        values = {name: value for name, value in asdict(self).items() if name not in ignored}
+        with suppress(OSError):  # no file's name
+            if Path(self.topology).is_file():
+                values["topology"] = hashlib.sha256(Path(self.topology).read_bytes()).hexdigest()
+        return values
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -186,13 +196,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a TOML file ({one_line(error) or type(error).__name__})") from None
 
 
-def make(method: type[Method], values: Mapping[str, Any], where: str = "setting") -> RunSettings:
-    """Checked settings from loose values; method options may stand among them or under ``options``.
-
-    Args:
-        method: whose options are allowed.
-        values: by name, as text or typed.
-        where: how messages call an entry.
+def make(method: type[Method], values: Mapping[str, Any]) -> RunSettings:
+    """Checked settings from loose values; options of the method may stand among them or under ``options``.
 
     Raises:
         UserError: for an unknown name, listing those allowed, or a value that does not fit.
@@ -201,21 +206,21 @@ def make(method: type[Method], values: Mapping[str, Any], where: str = "setting"
     own = options_of(method)
     nested = values.get("options", {})
     if not isinstance(nested, Mapping):
-        raise UserError(f"{where} 'options' must be a table of the method's options, got '{one_line(nested)}'")
+        raise UserError(f"setting 'options' must be a table of the method's options, got '{one_line(nested)}'")
     settings: dict[str, Any] = {}
     options: dict[str, Any] = {}
     for name, value in {**{k: v for k, v in values.items() if k != "options"}, **nested}.items():
         if name in own:
-            options[name] = convert(value, own_hints[name], f"{where} '{name}'")
+            options[name] = convert(value, own_hints[name], f"setting '{name}'")
         elif name == "seeds" and name not in nested:
             settings[name] = parse_seeds(value)
         elif name in hints and name not in nested:
-            settings[name] = convert(value, hints[name], f"{where} '{name}'")
+            settings[name] = convert(value, hints[name], f"setting '{name}'")
         else:
             allowed = f"{method.name or method.__name__} has {', '.join(own) or 'no options'}"
             hint = nearest(name, ("method", *own, *run_settings()))
             everywhere = ", ".join(run_settings())
-            raise UserError(f"unknown {where} '{one_line(name)}'{hint}; {allowed}; every run has {everywhere}")
+            raise UserError(f"unknown setting '{one_line(name)}'{hint}; {allowed}; every run has {everywhere}")
     return RunSettings(**settings, options=options)
 
 

@@ -1,4 +1,4 @@
-"""A finished run as a `Result` again, from its folder alone."""
+"""A finished run, from its folder alone: as a `Result`, its models, and as a `Plan` to compute on once more."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from fedc2i.core.errors import UserError, flaw, one_line
 from fedc2i.core.files import is_plugin
+from fedc2i.core.options import names
+from fedc2i.core.params import Params, Stacked
 from fedc2i.data import npz
+from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.engine.diagnostics import LARGE
 from fedc2i.engine.records import POINTS, Point, Round
 from fedc2i.methods import registry
 from fedc2i.methods.base import Method
+from fedc2i.models.model import Model
+from fedc2i.runs.folder import SUMMARY
+from fedc2i.runs.plan import Plan, parse_method, prepare
 from fedc2i.runs.results import Result
-from fedc2i.runs.settings import make, read_toml
-from fedc2i.runs.specs import parse
+from fedc2i.runs.settings import RunSettings, make, read_toml
 
 MOST_BYTES = 2**28  # of summary.json and of a line of metrics.jsonl; ten thousand clients need some ten million
 MOST_ROUNDS = 10**7
@@ -43,7 +51,7 @@ def read_run(folder: Path | str) -> Result:
         UserError: if it is not the folder of a finished run.
     """
     folder = Path(folder)
-    path = folder / "summary.json"
+    path = folder / SUMMARY
     if not path.is_file():
         raise UserError(f"{folder}: not the folder of a finished run; it has no summary.json")
     try:
@@ -63,7 +71,8 @@ def read_run(folder: Path | str) -> Result:
         method = kind(**config.options)
         config = replace(config, options=asdict(method))  # a file has no word for none
         title, key = _text(summary["title"]), _text(summary.get("key", kind.name))
-        result = Result(method, config, federation, title, key, written=summary)
+        model = _text(summary.get("model", ""))
+        result = Result(method, config, federation, title, key, written=summary, model_name=model)
         for entry in summary.get("asked_again", ()):
             seed, number, times = (int(entry[name]) for name in ("seed", "round", "times"))
             if not (1 <= number <= MOST_ROUNDS and 1 <= times <= MOST_ROUNDS):
@@ -78,23 +87,19 @@ def read_run(folder: Path | str) -> Result:
     return result
 
 
-def read_rounds(folder: Path, names: tuple[str, ...], seed: int, complete: bool = True) -> list[Round]:
+def read_rounds(folder: Path, clients: tuple[str, ...], seed: int, complete: bool = True) -> list[Round]:
     """A seed's rounds from its run folder; times and bytes are means over the run.
 
-    Args:
-        folder: the run's.
-        names: its clients.
-        seed: one of its seeds.
-        complete: whether every client must have answered in the last round, as in a simulation.
+    With ``complete`` every client must have answered in the last round, as in a simulation.
 
     Raises:
         UserError: if a file is missing or damaged.
     """
     try:
         summary = _read_summary(folder)
-        metrics = _read_metrics(folder / "metrics.jsonl", names, seed)
+        metrics = _read_metrics(folder / "metrics.jsonl", clients, seed)
         influence = _read_influence(folder / "influence.npz", seed)
-        refused = _read_refused(summary["refused"], names, seed)
+        refused = _read_refused(summary["refused"], clients, seed)
         last = summary["rounds"] if complete else max(metrics)
         if complete and not all("accuracy" in own for point in POINTS for own in metrics[last][point]):
             raise ValueError("metrics.jsonl lacks clients of the last round")
@@ -121,6 +126,88 @@ def read_rounds(folder: Path, names: tuple[str, ...], seed: int, complete: bool 
         ]
     except (*_DAMAGED, UserError) as error:
         raise UserError(f"{folder}: not a complete run ({flaw(error)}); remove it and run again") from None
+
+
+def read_model(folder: Path | str, client: str, seed: int = 0, point: Point = "trained") -> Params:
+    """A client's last model from a run folder, ready for ``module.load_state_dict``.
+
+    Raises:
+        UserError: if there is no such run, seed or client.
+    """
+    path, by_client = _read_models(Path(folder), seed, point)
+    if client not in by_client:
+        raise UserError(f"{path}: no client '{client}', allowed are {', '.join(sorted(by_client))}")
+    return by_client[client]
+
+
+def read_models(folder: Path, clients: tuple[str, ...], seed: int) -> Stacked:
+    """Every client's last trained model, stacked in the order of ``clients``.
+
+    Raises:
+        UserError: if the file is missing, damaged, or of other clients.
+    """
+    path, by_client = _read_models(folder, seed, "trained")
+    try:
+        models = [by_client[client] for client in clients]
+        return {part: torch.stack([own[part] for own in models]) for part in models[0]}
+    except (KeyError, RuntimeError):
+        raise UserError(f"{path}: not the models of the clients {', '.join(clients)}") from None
+
+
+def _read_models(folder: Path, seed: int, point: Point) -> tuple[Path, dict[str, Params]]:
+    """The file, and the models in it by client."""
+    path = folder / "models" / f"seed{seed}-{point}.safetensors"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; a finished run with models has it, if seed {seed} was part of the run")
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path}: cannot be read as safetensors ({error})") from None
+    by_client: dict[str, Params] = {}
+    for name, tensor in tensors.items():
+        client, _, part = name.rpartition("/")
+        by_client.setdefault(client, {})[part] = tensor
+    return path, by_client
+
+
+def reopen(
+    folder: Path | str,
+    data: Federation | None = None,
+    model: Model | None = None,
+    method: Method | None = None,
+    data_dir: Path | None = None,
+) -> Plan:
+    """The plan of a finished run, on the data it was run on.
+
+    Args:
+        folder: the run's.
+        data: the `Federation`, if the run was started with one.
+        model: the `Model`, if the run was started with one.
+        method: the `Method`, if the run was started with your own.
+        data_dir: where the data lies now, if it was moved.
+
+    Raises:
+        UserError: if it is not the folder of a finished run, or the data is not what it was.
+    """
+    folder = Path(folder)
+    was = read_run(folder).written["data_checksums"]
+    settings = read_toml(folder / "config.toml")
+    wanted = method or str(settings["method"])
+    if isinstance(wanted, str) and not is_plugin(wanted) and registry.find(wanted) is None:
+        raise UserError(f"{folder}: its method '{wanted}' was an object of Python; give it there as method=...")
+    ignored = {"method", "engine", *names(RunSettings, engine="flower")}  # it is computed in this process
+    ignored |= set() if data is None else {*names(RunSettings, scope="data")}
+    ignored |= set() if method is None else {"options"}
+    rest = {name: value for name, value in settings.items() if name not in ignored}
+    rest["device"] = "auto"  # what was trained on a GPU can be looked at without one
+    if data_dir is not None:
+        rest["data_dir"] = str(data_dir)
+    (plan,) = prepare([wanted], rest, data, model)
+    now = plan.federation.checksums
+    if was != now:
+        other = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        raise UserError(f"{folder}: the data is not what it was run on (clients {', '.join(other)})")
+    return plan
 
 
 def _read_metrics(path: Path, names: tuple[str, ...], seed: int) -> dict[int, dict[Point, list[dict[str, float]]]]:
@@ -174,7 +261,7 @@ def _read_influence(path: Path, seed: int) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:
-    with (folder / "summary.json").open("rb") as file:
+    with (folder / SUMMARY).open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise ValueError(f"summary.json has more than {MOST_BYTES:,} bytes")
@@ -191,7 +278,7 @@ def _method(wanted: str, options: Mapping[str, Any], summary: Mapping[str, Any])
     nothing in it.
     """
     if not is_plugin(wanted) and (registry.find(wanted) or wanted != summary["method"]):
-        return parse(wanted)[:2]
+        return parse_method(wanted)[:2]
     shared = {own.name for own in fields(Method)}
     own = [(name, type(value), field(default=value)) for name, value in options.items() if name not in shared]
     kind: type[Method] = make_dataclass("Stored", own, bases=(Method,), frozen=True)
