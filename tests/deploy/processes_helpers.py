@@ -1,4 +1,4 @@
-"""A tiny Flower App, and keys and certificates for loopback, for the tests of real processes."""
+"""A tiny Flower App, and folders of a coordinator and its sites on loopback, for the tests of real processes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedc2i.deploy import keys, tls
-from fedc2i.deploy.superlink import Tls
+from fedc2i.deploy import keys
+from fedc2i.deploy.child_process import free_port
+from fedc2i.deploy.coordinator_folder import make_coordinator
+from fedc2i.deploy.site_folder import make_site
+from fedc2i.deploy.superlink import SuperLink
+from fedc2i.deploy.supernode import SuperNode
 
 _FILES = {
     "pyproject.toml": """
@@ -109,21 +113,18 @@ def write_app(folder: Path) -> Path:
     return folder
 
 
-def write_key(folder: Path, name: str) -> tuple[Path, bytes]:
-    """The file of a site's new private key, and its public key as Flower keeps it."""
-    key = keys.new_key()
-    (folder / name).write_bytes(keys.ssh_private(key))
-    (folder / name).chmod(0o600)
-    return folder / name, keys.pem_public(keys.ssh_public(key.public_key()))
+def new_link(folder: Path) -> SuperLink:
+    return SuperLink(make_coordinator(folder, ["localhost"], free_port()))
 
 
-def write_tls(folder: Path) -> Tls:
-    """A new authority, and a certificate for 127.0.0.1 and localhost."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = Tls(folder / "ca.crt", folder / "server.crt", folder / "server.key")
-    authority_key, authority = tls.new_authority("test ca")
-    key = keys.new_key()
-    files.ca.write_bytes(authority)
-    files.certificate.write_bytes(tls.server_certificate(authority_key, authority, key.public_key(), ["localhost"]))
-    files.key.write_bytes(keys.tls_private(key))
-    return files
+def new_node(folder: Path, link: SuperLink, kind: type[SuperNode] = SuperNode) -> SuperNode:
+    """A new site that knows the SuperLink, which does not know the site; its name is the folder's."""
+    coordinator, authority = f"127.0.0.1:{link.own.port}", link.own.authority
+    return kind(make_site(folder, folder.name, "embedded", coordinator, authority=authority, check=False)[0])
+
+
+def register(link: SuperLink, node: SuperNode) -> bytes:
+    """Lets the site connect; returns its public key as Flower keeps it."""
+    public = keys.pem_public((node.site.folder / "site.pub").read_text())
+    link.register(public, node.name)
+    return public

@@ -206,6 +206,6 @@ def test_a_site_that_was_not_admitted_stays_outside(tmp_path: Path) -> None:
 
 
 def _free_port() -> int:
-    from fedc2i.deploy.addresses import free_port
+    from fedc2i.deploy.child_process import free_port
 
     return free_port()

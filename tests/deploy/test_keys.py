@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -25,13 +26,21 @@ from hypothesis import strategies as st
 import fedc2i.deploy
 from fedc2i.core.errors import UserError
 from fedc2i.deploy import keys, tls
-from fedc2i.deploy.addresses import check_bind, check_host, parse_address
+from fedc2i.deploy.folder_settings import check_address, check_bind, check_host
 
 KEY = keys.new_key()
 REQUEST = keys.make_request(KEY, "hospital-a")
 DER = x509.load_pem_x509_csr(REQUEST).public_bytes(serialization.Encoding.DER)
 AUTHORITY_KEY, AUTHORITY = tls.new_authority("authority of the tests")
 NOW = datetime.now(UTC)
+FILE = Path(tempfile.mkdtemp()) / "file"
+FILE.touch(mode=0o600)
+
+
+def file(content: bytes) -> Path:
+    """A file with this content, until the next call."""
+    FILE.write_bytes(content)
+    return FILE
 
 
 def refusal(call: Callable[..., object], *arguments: object, **named: object) -> str:
@@ -86,36 +95,36 @@ def test_ssh_keygen_agrees(tmp_path: Path) -> None:
 
 def test_private_keys_in_both_formats() -> None:
     for content in (keys.ssh_private(KEY), keys.tls_private(KEY)):
-        assert keys.read_private(content, "k").private_numbers() == KEY.private_numbers()
+        assert keys.read_private(file(content)).private_numbers() == KEY.private_numbers()
     small = ec.generate_private_key(ec.SECP256R1())
-    assert "P-384" in refusal(keys.read_private, keys.tls_private(small), "k")
+    assert "P-384" in refusal(keys.read_private, file(keys.tls_private(small)))
     locked = KEY.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"x")
     )
     for content in (b"", b"nothing", locked, b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"):
-        assert refusal(keys.read_private, content, "k") == "k: not a private key without a password"
+        assert refusal(keys.read_private, file(content)) == f"{FILE}: not a private key without a password"
 
 
 def test_public_keys() -> None:
     public = keys.ssh_public(KEY.public_key())
-    assert keys.read_public(f"{public} some comment\n".encode(), "p") == public
-    assert "OpenSSH" in refusal(keys.read_public, b"ecdsa-sha2-nistp384 AAAA", "p")
+    assert keys.read_public(file(f"{public} some comment\n".encode())) == public
+    assert "OpenSSH" in refusal(keys.read_public, file(b"ecdsa-sha2-nistp384 AAAA"))
     other = ed25519.Ed25519PrivateKey.generate().public_key()
     line = other.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    assert "P-384" in refusal(keys.read_public, line, "p")
+    assert "P-384" in refusal(keys.read_public, file(line))
 
 
 def test_request_there_and_back() -> None:
-    assert keys.read_request(REQUEST) == ("hospital-a", keys.ssh_public(KEY.public_key()))
+    assert keys.read_request(file(REQUEST)) == ("hospital-a", keys.ssh_public(KEY.public_key()))
     longest = "a" * keys.MOST_LETTERS
-    assert keys.read_request(keys.make_request(KEY, longest)).name == longest
+    assert keys.read_request(file(keys.make_request(KEY, longest))).name == longest
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"", "not a certificate request"),
-        (AUTHORITY, "not a certificate request"),
+        (tls.to_pem(AUTHORITY), "not a certificate request"),
         (b"x" * 20_000, "longer than 16,384 bytes"),
         (REQUEST + b"\n" * 20_000, "longer than 16,384 bytes"),
         (csr(ec.generate_private_key(ec.SECP256R1()), "a", algorithm=hashes.SHA256()), "P-384"),
@@ -132,7 +141,7 @@ def test_request_there_and_back() -> None:
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )
 def test_requests_that_are_refused(content: bytes, reason: str) -> None:
-    assert reason in refusal(keys.read_request, content, "hospital.csr")
+    assert reason in refusal(keys.read_request, file(content))
 
 
 def test_another_key_in_a_request_is_refused() -> None:
@@ -141,7 +150,7 @@ def test_another_key_in_a_request_is_refused() -> None:
 
     stolen = DER.replace(point(KEY), point(keys.new_key()))
     assert stolen != DER
-    assert "not signed" in refusal(keys.read_request, pem(stolen))
+    assert "not signed" in refusal(keys.read_request, file(pem(stolen)))
 
 
 @settings(max_examples=150, deadline=None)
@@ -149,16 +158,14 @@ def test_another_key_in_a_request_is_refused() -> None:
 def test_no_byte_of_a_request_can_be_changed(place: int, change: int) -> None:
     changed = bytearray(DER)
     changed[place] ^= change
-    refusal(keys.read_request, pem(bytes(changed)))
+    refusal(keys.read_request, file(pem(bytes(changed))))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=300) | st.binary(max_size=300).map(pem))
 def test_garbage_is_refused_in_one_line(content: bytes) -> None:
-    refusal(keys.read_request, content)
-    refusal(keys.read_public, content, "p")
-    refusal(keys.read_private, content, "k")
-    refusal(tls.read_certificate, content, "c")
+    for read in (keys.read_request, keys.read_public, keys.read_private, tls.read_certificate):
+        refusal(read, file(content))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "-x", "a/b", "a b", "a\n", "ä", "a" * 61, ".hidden"])
@@ -172,10 +179,10 @@ def test_hosts_and_addresses() -> None:
     wrong = ["", "a:1", "https://a", "*.a.org", "a..b", "10.0.0.300", "0.0.0.0", "::", "fe80::1%eth0", "ä.org"]
     for host in (*wrong, "a" * 64):
         refusal(check_host, host)
-    assert parse_address("fed.example.org:9092") == ("fed.example.org", 9092)
-    assert parse_address("[fd00::1]:1") == ("fd00::1", 1)
+    for address in ("fed.example.org:9092", "[fd00::1]:1"):
+        check_address(address)
     for address in ("", "a", "a:", ":1", "a:0", "a:65536", "a:1:2", "fd00::1", "https://a:1", "a:1/x", "a:١"):
-        refusal(parse_address, address)
+        refusal(check_address, address)
     assert check_bind("0.0.0.0") == "0.0.0.0"
     refusal(check_bind, "fed.example.org")
 
@@ -219,12 +226,14 @@ class Server:
 
 def test_a_real_handshake(tmp_path: Path) -> None:
     certificate = tls.server_certificate(AUTHORITY_KEY, AUTHORITY, KEY.public_key(), ["fed.example.org", "10.0.0.5"])
-    default = ssl.create_default_context(cadata=AUTHORITY.decode("ascii"))
+    default = ssl.create_default_context(cadata=tls.to_pem(AUTHORITY).decode("ascii"))
     default.verify_flags |= ssl.VERIFY_X509_STRICT
     flower = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as Flower's clients make theirs
-    flower.load_verify_locations(cadata=AUTHORITY.decode("ascii"))
-    other = ssl.create_default_context(cadata=tls.new_authority("authority of the tests")[1].decode("ascii"))
-    server = Server(tmp_path, certificate, keys.tls_private(KEY))
+    flower.load_verify_locations(cadata=tls.to_pem(AUTHORITY).decode("ascii"))
+    other = ssl.create_default_context(
+        cadata=tls.to_pem(tls.new_authority("authority of the tests")[1]).decode("ascii")
+    )
+    server = Server(tmp_path, tls.to_pem(certificate), keys.tls_private(KEY))
     try:
         for name in ("fed.example.org", "10.0.0.5", "localhost", "127.0.0.1", "::1"):
             assert server.ask(default, name) == server.ask(flower, name) == b"hello"
@@ -240,7 +249,11 @@ def test_a_real_handshake(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_openssl_agrees(tmp_path: Path) -> None:
     certificate = tls.server_certificate(AUTHORITY_KEY, AUTHORITY, KEY.public_key(), ["fed.example.org"])
-    for name, content in (("ca.crt", AUTHORITY), ("server.crt", certificate), ("a.csr", REQUEST)):
+    for name, content in (
+        ("ca.crt", tls.to_pem(AUTHORITY)),
+        ("server.crt", tls.to_pem(certificate)),
+        ("a.csr", REQUEST),
+    ):
         (tmp_path / name).write_bytes(content)
     strict = ["openssl", "verify", "-x509_strict", "-check_ss_sig", "-CAfile", "ca.crt"]
     for command in (
@@ -253,41 +266,38 @@ def test_openssl_agrees(tmp_path: Path) -> None:
 
 
 def test_certificates_end() -> None:
-    server = tls.read_certificate(
-        tls.server_certificate(AUTHORITY_KEY, AUTHORITY, KEY.public_key(), ["a.org"], now=NOW), "server.crt"
-    )
-    authority = tls.read_certificate(AUTHORITY, "ca.crt", authority=True)
+    server = tls.server_certificate(AUTHORITY_KEY, AUTHORITY, KEY.public_key(), ["a.org"], now=NOW)
+    assert tls.read_certificate(file(tls.to_pem(server))) == server
     assert tls.hosts_of(server) == ("a.org", "localhost", "127.0.0.1", "::1")
-    assert tls.hosts_of(authority) == ()
-    for days, words, warned in (
-        (0, "in 397 days", 0),
-        (366, "in 31 days", 0),
-        (370, "in 27 days", 1),
-        (396, "in 1 day", 1),
-        (400, "3 days ago", 1),
+    assert tls.hosts_of(AUTHORITY) == ()
+    for days, words, warning in (
+        (0, "(397 days left)", ""),
+        (366, "(31 days left)", ""),
+        (370, "(27 days left)", "expires in 27 days"),
+        (400, "(-3 days left)", "has expired"),
     ):
         lines = tls.describe(server, NOW + timedelta(days=days))
         assert words in lines[0]
-        assert sum(line.startswith("warning: ") for line in lines) == warned
-    assert tls.describe(authority)[0].startswith("authority: valid until ")
+        assert [line for line in lines if "warning" in line] == [f"warning: the server certificate {warning}"] * bool(
+            warning
+        )
+    assert tls.describe(AUTHORITY)[0].startswith("authority: valid until ")
     last = tls.server_certificate(AUTHORITY_KEY, AUTHORITY, KEY.public_key(), ["a"], now=NOW + timedelta(days=3600))
-    assert tls.read_certificate(last, "c").not_valid_after_utc <= authority.not_valid_after_utc
+    assert last.not_valid_after_utc <= AUTHORITY.not_valid_after_utc
     late = NOW + timedelta(days=3653)
     assert "expired" in refusal(tls.server_certificate, AUTHORITY_KEY, AUTHORITY, KEY.public_key(), ["a"], now=late)
 
 
 def test_a_server_that_sites_would_refuse() -> None:
-    authority = tls.read_certificate(AUTHORITY, "ca.crt", authority=True)
-    content = tls.server_certificate(AUTHORITY_KEY, AUTHORITY, KEY.public_key(), ["a.org"])
-    server = tls.read_certificate(content, "server.crt")
-    tls.check_server(authority, server, KEY, ["a.org", "127.0.0.1"])
-    stranger = tls.read_certificate(tls.new_authority("authority of the tests")[1], "ca.crt")
-    assert "server.key" in refusal(tls.check_server, authority, server, keys.new_key(), ["a.org"])
+    server = tls.server_certificate(AUTHORITY_KEY, AUTHORITY, KEY.public_key(), ["a.org"])
+    tls.check_server(AUTHORITY, server, KEY, ["a.org", "127.0.0.1"])
+    stranger = tls.new_authority("authority of the tests")[1]
+    assert "server.key" in refusal(tls.check_server, AUTHORITY, server, keys.new_key(), ["a.org"])
     assert "not signed by" in refusal(tls.check_server, stranger, server, KEY, ["a.org"])
-    assert "not valid for b.org" in refusal(tls.check_server, authority, server, KEY, ["a.org", "b.org"])
+    assert "not valid for b.org" in refusal(tls.check_server, AUTHORITY, server, KEY, ["a.org", "b.org"])
     for days in (-1, 398):
-        assert "not today" in refusal(tls.check_server, authority, server, KEY, (), NOW + timedelta(days=days))
-    assert "authority" in refusal(tls.read_certificate, content, "ca.crt", authority=True)
+        assert "not today" in refusal(tls.check_server, AUTHORITY, server, KEY, (), NOW + timedelta(days=days))
+    assert "authority" in refusal(tls.read_certificate, file(tls.to_pem(server)), authority=True)
     assert "ca.key" in refusal(tls.server_certificate, KEY, AUTHORITY, KEY.public_key(), ["a"])
 
 

@@ -16,7 +16,7 @@ from fedc2i.cli.flower_local import is_local
 from fedc2i.cli.main import app
 from fedc2i.core.errors import UserError
 from fedc2i.deploy.coordinator_folder import read_coordinator
-from fedc2i.deploy.lead import Job
+from fedc2i.deploy.job import Job
 from fedc2i.deploy.local_federation import clear, read_job, set_up
 from fedc2i.deploy.site_folder import read_site
 from support.helpers import write_arrays
@@ -46,7 +46,7 @@ def test_everything_that_a_cut_off_run_needs_lies_in_its_folder(begun: Job, tmp_
 
 def test_folders_that_are_to_be_kept_lie_elsewhere_and_stay(begun: Job, tmp_path: Path) -> None:
     site = read_site(begun.out / begun.local / "sites" / "a")
-    kept = set_up(Job(tmp_path / "other", "fedavg"), site.data, ("a",), tmp_path / "kept")
+    kept = set_up(Job(tmp_path / "other", "fedavg"), site.source["data"], ("a",), tmp_path / "kept")
     assert not (tmp_path / "other" / "federation").exists()
     clear(read_job(tmp_path / "other"))
     assert read_site(kept.out / kept.local / "sites" / "a").folder == tmp_path / "kept" / "sites" / "a"

@@ -12,42 +12,32 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr")
 
-from processes_helpers import exists, wait, write_app, write_key, write_tls
+from processes_helpers import exists, new_link, new_node, register, wait, write_app
 
 from fedc2i.core.errors import UserError
-from fedc2i.deploy.process_guard import below
-from fedc2i.deploy.superlink import Node, RunStatus, SuperLink, Tls
-from fedc2i.deploy.supernode import SuperNode
-from fedc2i.deploy.supervisor import supervise
+from fedc2i.deploy.process_tree import below
+from fedc2i.deploy.superlink import Node, RunStatus, SuperLink
+from fedc2i.deploy.supernode import SuperNode, keep_running
 
 
-def test_arguments_that_are_rejected(tmp_path: Path) -> None:
-    tls = write_tls(tmp_path)
-    with pytest.raises(UserError, match="no such file"):
-        SuperLink(tmp_path, tls=Tls(tls.ca, tls.certificate, tmp_path / "missing"))
-    for superlink, key, site, reason in (
-        ("somewhere", tls.key, "", "no address"),
-        ("127.0.0.1:8000", tmp_path / "missing", "", "no such file"),
-        ("127.0.0.1:8000", tls.key, "a'b", "quotes"),
+def test_a_place_where_it_cannot_work_is_named_before_anything_starts(tmp_path: Path) -> None:
+    link = new_link(tmp_path / "link")
+    with (
+        socket.create_server(("127.0.0.1", link.own.port)),
+        pytest.raises(UserError, match=f"cannot listen on port {link.own.port} of 127.0.0.1"),
     ):
-        with pytest.raises(UserError, match=reason):
-            SuperNode(tmp_path, superlink, ca=tls.ca, key=key, site=site)
-
-
-def test_a_place_where_it_cannot_listen_is_named_before_anything_starts(tmp_path: Path) -> None:
-    tls = write_tls(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        with pytest.raises(UserError, match=f"cannot listen on port {port} of 127.0.0.1"):
-            SuperLink(tmp_path, port=port, tls=tls).start()
+        link.start()
     with pytest.raises(UserError, match=r"192\.0\.2\.1 is not an address of this machine"):
-        SuperLink(tmp_path, "192.0.2.1", 9092, tls=tls).start()
+        SuperLink(replace(link.own, bind="192.0.2.1")).start()
+    with pytest.raises(UserError, match="quotes"):
+        SuperNode(replace(new_node(tmp_path / "a", link).site, folder=tmp_path / "a'b"))
 
 
 # The real programs
@@ -56,22 +46,20 @@ def test_a_place_where_it_cannot_listen_is_named_before_anything_starts(tmp_path
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("processes")
-    write_tls(folder / "tls")
     write_app(folder / "app")
     return folder
 
 
 @pytest.fixture(scope="module")
 def link(place: Path) -> Iterator[SuperLink]:
-    tls = Tls(*(place / "tls" / name for name in ("ca.crt", "server.crt", "server.key")))
-    with SuperLink(place / "link", tls=tls, database=place / "link" / "state.db") as link:
+    with new_link(place / "link") as link:
         yield link
 
 
 def _node(place: Path, link: SuperLink, name: str) -> SuperNode:
-    key, public = write_key(place, name)
-    link.register(public, name)
-    return SuperNode(place / f"{name}-node", link.address, ca=link.tls.ca, key=key, site=f"the {name}")
+    node = new_node(place / name, link)
+    register(link, node)
+    return node
 
 
 def _known(link: SuperLink, name: str) -> Node:
@@ -85,8 +73,8 @@ def _online(link: SuperLink, name: str) -> int:
 
 
 def _finished(link: SuperLink, run: int) -> RunStatus:
-    assert wait(lambda: link.run_status(run).is_finished, 60)
-    return link.run_status(run)
+    assert wait(lambda: link.runs()[run].is_finished, 60)
+    return link.runs()[run]
 
 
 def test_a_run_with_encryption_and_keys(place: Path, link: SuperLink) -> None:
@@ -94,7 +82,7 @@ def test_a_run_with_encryption_and_keys(place: Path, link: SuperLink) -> None:
         assert _online(link, "north") == node.node_id()
         done = _finished(link, link.start_run(place / "app", {"out": str(place / "told")}))
         assert done.state == "completed"
-        assert "reply of north site=the north" in (place / "told").read_text()
+        assert f"reply of north site={place / 'north'} " in (place / "told").read_text()
         failed = _finished(link, link.start_run(place / "app", {"fail": True}))
         assert (failed.state, failed.reason) == ("failed", "ServerApp failed with exception: told to fail")
         left = below(node.pid or 0)
@@ -105,7 +93,7 @@ def test_a_run_with_encryption_and_keys(place: Path, link: SuperLink) -> None:
     with pytest.raises(UserError, match="refused RegisterNode"):
         link.register(public, "south")
     link.unregister(_known(link, "north"))
-    with pytest.raises(UserError, match="already in use"):  # `superlink_run` then starts with a new database
+    with pytest.raises(UserError, match="already in use"):  # `open_superlink` then starts with a new database
         link.register(public, "north")
     with pytest.raises(UserError, match="not a valid Flower App"):
         link.start_run(place, {})
@@ -115,7 +103,7 @@ def test_a_run_with_encryption_and_keys(place: Path, link: SuperLink) -> None:
 @pytest.mark.parametrize("forged", [False, True], ids=["plain", "forged"])
 def test_another_account_of_the_same_machine_cannot_control_it(link: SuperLink, forged: bool) -> None:
     """Not even by claiming, in a header, to be a connection that really is ours."""
-    host, port = "127.0.0.1", link.port
+    host, port = "127.0.0.1", link.own.port
     with socket.create_connection((host, port)) as ours:
         headers = {"X-Forwarded-For": f"127.0.0.1:{ours.getsockname()[1]}"} if forged else {}
         reading, writing = os.pipe()
@@ -136,10 +124,10 @@ def test_another_account_of_the_same_machine_cannot_control_it(link: SuperLink, 
 
 
 def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:
-    tls = write_tls(tmp_path)
-    tls.certificate.write_text("nonsense")
+    link = new_link(tmp_path / "link")
+    link.own.certificate.write_text("nonsense")
     with pytest.raises(UserError, match=r"the SuperLink ended at its start: ssl\.SSLError: .+ \(log: "):
-        SuperLink(tmp_path, tls=tls).start()
+        link.start()
 
 
 @pytest.mark.slow
@@ -177,13 +165,12 @@ class Outsider(SuperNode):
 def test_a_node_without_the_right_credentials_is_rejected(
     case: str, place: Path, link: SuperLink, tmp_path: Path
 ) -> None:
-    key, public = write_key(place, case)
-    ca = link.tls.ca
+    node = new_node(tmp_path / case.replace(" ", "-"), link, Outsider)
+    assert isinstance(node, Outsider)
     if case == "other authority":
-        link.register(public, case)
-        ca = write_tls(tmp_path).ca
+        register(link, node)
+        node.site.authority.write_bytes(new_link(tmp_path / "link").own.authority.read_bytes())
     before = link.nodes()
-    node = Outsider(tmp_path / "node", link.address, ca=ca, key=key)
     if case in ("no key", "plain text"):
         node.dropped = ("--auth-supernode-private-key",)
     if case == "plain text":
@@ -202,7 +189,7 @@ def test_a_node_without_the_right_credentials_is_rejected(
 @pytest.mark.slow
 def test_a_killed_node_is_restarted(place: Path, link: SuperLink) -> None:
     node, stop, said = _node(place, link, "west"), threading.Event(), list[str]()
-    thread = threading.Thread(target=supervise, args=(node, stop, said.append))
+    thread = threading.Thread(target=keep_running, args=(node, stop, said.append))
     thread.start()
     try:
         _online(link, "west")
@@ -221,16 +208,12 @@ _DEPLOYMENT = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from processes_helpers import write_app, write_key, write_tls
-from fedc2i.deploy.superlink import SuperLink
-from fedc2i.deploy.supernode import SuperNode
+from processes_helpers import new_link, new_node, register, write_app
 place = Path(sys.argv[1])
-tls = write_tls(place)
-link = SuperLink(place / "link", tls=tls)
+link = new_link(place / "link")
 link.start()
-key, public = write_key(place, "east")
-link.register(public, "east")
-node = SuperNode(place / "east-node", link.address, ca=tls.ca, key=key)
+node = new_node(place / "east", link)
+register(link, node)
 node.start()
 while [one.status for one in link.nodes()] != ["online"]:
     time.sleep(0.1)
@@ -256,7 +239,7 @@ def test_nothing_is_left_after_kill_9(tmp_path: Path, victim: str) -> None:
         pids = below(parent.pid)
         names = _names(pids)
         if victim == "guards":
-            guards = [pid for pid in pids if "process_guard.py" in _names([pid])]
+            guards = [pid for pid in pids if "process_tree.py" in _names([pid])]
             assert len(guards) == 2
             for pid in guards:
                 os.kill(pid, signal.SIGKILL)

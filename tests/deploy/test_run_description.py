@@ -16,8 +16,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.options import names
 from fedc2i.core.version import __version__
 from fedc2i.data.remote import RemoteFederation, blank_clients
-from fedc2i.deploy.app_files import own_files, reject_local_imports
-from fedc2i.deploy.run_description import describe, fingerprint, understand
+from fedc2i.deploy.run_description import describe, fingerprint, own_files, reject_local_imports, understand
 from fedc2i.methods.base import Method
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.settings import RunSettings

@@ -33,7 +33,7 @@ from readers import READERS, below, plan, sound, write_files
 
 from fedc2i.data import arrays
 from fedc2i.deploy import run_description
-from fedc2i.deploy.secret_files import read_small
+from fedc2i.deploy.keys import read_small
 from fedc2i.flower import message_format, wire
 from fedc2i.runs.finished_run import read_run
 from support.published_files import digits, write_npz

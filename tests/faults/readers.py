@@ -20,8 +20,7 @@ from safetensors.torch import save
 from fedc2i.core.errors import UserError
 from fedc2i.data import arrays, converted_files, folder, formats, images
 from fedc2i.deploy import coordinator_folder, keys, run_description, site_folder, tls
-from fedc2i.deploy.addresses import check_host, parse_address
-from fedc2i.deploy.secret_files import read_small
+from fedc2i.deploy.folder_settings import check_address, check_host
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.records import Round
 from fedc2i.engine.topology import parse as parse_topology
@@ -207,10 +206,10 @@ def _read_site(path: Path) -> object:
         site_folder.read_site(path / "site"),
         coordinator_folder.read_coordinator(path / "coordinator"),
     ]
-    found.append(keys.read_request(read_small(path / "site" / "clinic.csr")))
-    found.append(tls.describe(tls.read_certificate(read_small(path / "site" / "ca.crt"), "ca.crt")))
+    found.append(keys.read_request(path / "site" / "clinic.csr"))
+    found.append(tls.describe(tls.read_certificate(path / "site" / "ca.crt")))
     for line in (path / "addresses").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        found += [parse_address(line), check_host(line.rpartition(":")[0].strip("[]"))]
+        found += [check_address(line), check_host(line.rpartition(":")[0].strip("[]"))]
     return found
 
 

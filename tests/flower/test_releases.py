@@ -14,12 +14,13 @@ pytest.importorskip("flwr.app")
 pytest.importorskip("opacus")
 from fakes import FakeGrid, identity, node  # noqa: F401
 from flwr.app import Message
-from test_lead import CrashError, job, look_at_once, no_figures  # noqa: F401
+from test_server_app import CrashError, job, look_at_once, no_figures  # noqa: F401
 
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.deploy import lead as leading
+from fedc2i.deploy.job import Job
 from fedc2i.deploy.run_description import understand
+from fedc2i.deploy.server_app import run_job
 from fedc2i.engine.accountant import epsilon
 from fedc2i.flower import site
 from fedc2i.flower.answer_collector import Policy
@@ -76,7 +77,7 @@ def sites(make_federation: Callable[..., Federation], tmp_path: Path) -> Sites:
     return Sites(make_federation((12, 9, 7)), tmp_path / "sites")
 
 
-def quick(out: Path) -> leading.Job:
+def quick(out: Path) -> Job:
     return job(out, "fedavg", settings=PRIVATE, policy=Policy(deadline=0.5, poll=0.01))
 
 
@@ -87,7 +88,7 @@ def lose_the_newest(out: Path) -> None:
 
 def run_to_the_end(sites: Sites, out: Path) -> tuple[dict[str, Any], list[str]]:
     said: list[str] = []
-    result = leading.lead(sites.grid, quick(out), said.append)
+    result = run_job(sites.grid, quick(out), said.append)
     again = read_run(out)
     assert again.privacy == result.privacy
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
@@ -98,7 +99,7 @@ def crash(sites: Sites, out: Path, site: int, number: int) -> None:
     """The coordinator dies when it asks this site for this round."""
     sites.crash_at = site, number
     with pytest.raises(CrashError):
-        leading.lead(sites.grid, quick(out), lambda line: None)
+        run_job(sites.grid, quick(out), lambda line: None)
 
 
 def test_asked_the_same_again_sites_release_nothing_new(sites: Sites, tmp_path: Path) -> None:
@@ -132,5 +133,5 @@ def test_without_noise_nothing_is_noted(sites: Sites, tmp_path: Path) -> None:
     wanted = job(tmp_path / "run", "fedavg", settings={**PRIVATE, "noise": 0.0})
     sites.crash_at = 1, 3
     with pytest.raises(CrashError):
-        leading.lead(sites.grid, wanted, lambda line: None)
+        run_job(sites.grid, wanted, lambda line: None)
     assert not list((tmp_path / "run").rglob("asked*"))

@@ -60,10 +60,9 @@ def admit(
     """Let a site take part, after showing whose key it is."""
     from fedc2i.deploy import coordinator_folder, keys
     from fedc2i.deploy.coordinator_folder import read_coordinator
-    from fedc2i.deploy.secret_files import read_small
 
     own = read_coordinator(folder, ready=False)
-    asked = keys.read_request(read_small(request), str(request))
+    asked = keys.read_request(request)
     typer.echo(f"{asked.name}: {keys.fingerprint(asked.public)}")
     changed = coordinator_folder.admit(own, asked, replace_key=replace, fingerprint=fingerprint)
     typer.echo(f"{asked.name} is admitted." if changed else f"{asked.name} was admitted with this key already.")
@@ -111,10 +110,9 @@ def renew(
 
 def _print_certificates(folder: Path) -> None:
     from fedc2i.deploy import tls
-    from fedc2i.deploy.secret_files import read_small
 
     for name in ("ca.crt", "server.crt"):
-        for line in tls.describe(tls.read_certificate(read_small(folder / name), name)):
+        for line in tls.describe(tls.read_certificate(folder / name)):
             typer.echo(f"{name}: {line}")
 
 
@@ -138,13 +136,12 @@ def start(
     """
     site_runs.require_flower()
     from fedc2i.deploy.coordinator_folder import admitted, read_coordinator
-    from fedc2i.deploy.lead import Job
-    from fedc2i.deploy.superlink_run import conduct, open_link
+    from fedc2i.deploy.job import Job, split_policy
+    from fedc2i.deploy.superlink import open_superlink, run_on
 
     own = read_coordinator(folder)
     keys = admitted(own)
-    values = values_of(settings, set_)
-    policy = site_runs.policy_of(values, min_sites=LEAST_SITES)
+    policy, values = split_policy(values_of(settings, set_), min_sites=LEAST_SITES)
     if len(keys) < policy.min_sites:
         raise UserError(f"{len(keys)} of at least {policy.min_sites} sites (--min-sites) are admitted")
     job = Job(
@@ -159,10 +156,10 @@ def start(
     )
     job = replace(job, out=site_runs.folder_of(job, out, own.folder / "runs"))
     say(f"Writing to {job.out}")
-    link = open_link(own)
+    link = open_superlink(own)
     try:
         say(f"listening on {own.bind}:{own.port}")
-        conduct(link, job, say)
+        run_on(link, job, say)
     finally:
         link.stop()
     site_runs.show_run(job.out, json)

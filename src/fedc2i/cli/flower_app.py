@@ -13,6 +13,6 @@ app = typer.Typer(add_completion=False)
 def flower_app() -> None:
     """Print the folder of the Flower App, for `flwr run` on your own Flower federation."""
     require_flower()
-    from fedc2i.deploy.superlink_run import APP
+    from fedc2i.deploy.superlink import APP
 
     print(APP)

@@ -16,7 +16,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.files import locked, read_json
 
 if TYPE_CHECKING:
-    from fedc2i.deploy.lead import Job
+    from fedc2i.deploy.job import Job
 
 app = typer.Typer(add_completion=False)
 
@@ -39,16 +39,15 @@ def flower_local(
     """
     site_runs.require_flower()
     from fedc2i.cli.simulation import short_name
-    from fedc2i.deploy.app_files import reject_local_imports
-    from fedc2i.deploy.lead import Job
+    from fedc2i.deploy.job import Job, split_policy
     from fedc2i.deploy.local_federation import set_up
+    from fedc2i.deploy.run_description import reject_local_imports
     from fedc2i.runs.folder import new_folder, slug
     from fedc2i.runs.plan import prepare
 
-    values = values_of(settings, set_)
-    policy = site_runs.policy_of(values)
+    policy, values = split_policy(values_of(settings, set_))
     reject_local_imports(method, values.get("model"))
-    (plan,) = prepare([method], values)
+    (plan,) = prepare([method], {**values, "engine": "flower"})
     federation = plan.federation
     count = len(federation.clients) if sites is None else sites
     if not 1 <= count <= len(federation.clients):
@@ -59,7 +58,8 @@ def flower_local(
         raise UserError("partition: a site is one client of the data, which is not split further")
     federation = federation.select(federation.names[:count])
     sent = site_runs.without_data(values) | {"model": plan.config.model, "rounds": plan.config.rounds}
-    prepare([method], sent, federation)  # refuses a topology or share that is wrong for this number of sites
+    # Refuses a topology or share that is wrong for this number of sites, and settings of another engine.
+    prepare([method], {**sent, **policy.settings()}, federation)
     if policy.min_sites > count:
         raise UserError(f"--min-sites must be 1..{count}, the number of sites, got {policy.min_sites}")
     if keep is not None and keep.exists():

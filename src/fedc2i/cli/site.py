@@ -36,9 +36,7 @@ def init(
 ) -> None:
     """Make a site's folder: its settings, a fresh key, and the request to be admitted."""
     from fedc2i.deploy import site_folder, tls
-    from fedc2i.deploy.secret_files import read_small
 
-    authority = None if ca is None else read_small(ca)
     made, federation = site_folder.make_site(
         folder,
         name,
@@ -47,17 +45,17 @@ def init(
         data_dir=data_dir,
         client=client,
         image_size=image_size,
-        authority=authority,
+        authority=ca,
         check=check,
     )
     for line in federation.describe() if federation else ["The data was not looked at."]:
         typer.echo(line)
     typer.echo(f"key of {name}: {made.fingerprint}")
     typer.echo(f"Send {made.request} to the coordinator, and tell them the key's SHA-256 by another way.")
-    if authority is None:
+    if ca is None:
         typer.echo(f"Put the coordinator's ca.crt into {made.folder}; compare its SHA-256 with what they told you.")
         return
-    for line in tls.describe(tls.read_certificate(authority, str(ca))):
+    for line in tls.describe(tls.read_certificate(ca)):
         typer.echo(f"ca.crt: {line}")
     typer.echo("Compare this SHA-256 with what the coordinator told you by another way.")
 
@@ -87,9 +85,9 @@ def start(folder: Folder) -> None:
     """Take part until Ctrl-C or SIGTERM; comes back by itself when the line or the coordinator was gone."""
     require_flower()
     from fedc2i.deploy.site_folder import read_site
-    from fedc2i.deploy.supervisor import site_node, supervise
+    from fedc2i.deploy.supernode import SuperNode, keep_running
 
     site = read_site(folder)
     site.load()  # what is wrong with the data should be seen now, not in the first round
     with site.locked():
-        supervise(site_node(site))
+        keep_running(SuperNode(site))

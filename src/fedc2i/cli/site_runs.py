@@ -13,8 +13,7 @@ from fedc2i.core.options import names
 from fedc2i.runs.settings import RunSettings
 
 if TYPE_CHECKING:
-    from fedc2i.deploy.lead import Job
-    from fedc2i.flower.answer_collector import Policy
+    from fedc2i.deploy.job import Job
 
 MethodName = Annotated[str, typer.Argument(metavar="METHOD", help="A method's name, with options, or FILE.py:CLASS.")]
 
@@ -25,18 +24,6 @@ def require_flower() -> None:
         import flwr  # noqa: F401
     except ImportError:
         raise UserError("this command needs Flower: pip install 'fedc2i[flower]'") from None
-
-
-def policy_of(values: dict[str, Any], **defaults: Any) -> Policy:
-    """How long to wait for whom, and how models travel; takes these settings out of ``values``."""
-    from fedc2i.flower.answer_collector import Policy
-    from fedc2i.runs.plan import parse_method
-    from fedc2i.runs.settings import make
-
-    kind, name, _ = parse_method("fedavg")
-    chosen = {name: values.pop(name) for name in names(RunSettings, engine="flower", scope="run") if name in values}
-    config = make(kind, {"method": name, "engine": "flower", **defaults, **chosen})
-    return Policy(config.deadline, config.min_sites, config.wire == "float16")
 
 
 def without_data(values: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +37,7 @@ def settings_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: for a setting that is unknown, wrong, or says where data lies; for a file that needs others.
     """
-    from fedc2i.deploy.app_files import reject_local_imports
+    from fedc2i.deploy.run_description import reject_local_imports
     from fedc2i.runs.plan import parse_method
     from fedc2i.runs.settings import make
 

@@ -1,14 +1,13 @@
 """Federations of real sites: the folders and keys of sites and coordinator, and the processes that run there.
 
-site_folder.py, coordinator_folder.py   the two kinds of folders, with secret_files.py
-keys.py, tls.py, addresses.py           keys and requests, certificates, hosts and ports
-superlink.py, supernode.py              Flower's processes, with program.py and process_guard.py
-gateway.py, node_executor.py            what runs in these processes
-supervisor.py                           keeps a site's SuperNode running
-superlink_run.py, local_federation.py   a run on the coordinator, or with all sites on one machine
-server_app.py, client_app.py, app/      Flower's entry points
-run_description.py, app_files.py        what sites receive with a run
-lead.py                                 the run itself
+keys.py, tls.py                              keys and requests of sites, certificates of the coordinator
+site_folder.py, coordinator_folder.py        the two kinds of folders, with folder_settings.py
+superlink.py, gateway.py                     Flower's server at the coordinator, and what guards it
+supernode.py, node_executor.py               Flower's client at a site, and what runs its messages
+child_process.py, process_tree.py            a program as a process of ours, and the end of all that it started
+job.py, run_description.py                   what to run, as the coordinator and as a site read it
+server_app.py, client_app.py, app/           Flower's entry points: the run itself, and a site's part of it
+local_federation.py                          coordinator and sites on one machine
 
 Whatever is wrong in files, settings or requests raises a `UserError` with one line that tells what.
 """

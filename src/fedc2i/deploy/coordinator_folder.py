@@ -10,18 +10,26 @@ state/, logs/                    written by the running processes
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically, writing
 from fedc2i.deploy import keys, tls
-from fedc2i.deploy.addresses import LOOPBACK, check_bind, check_host, check_port
-from fedc2i.deploy.secret_files import make_folder, places, read_secret, read_settings, read_small, require_new, toml
+from fedc2i.deploy.folder_settings import (
+    LOOPBACK,
+    check_bind,
+    check_host,
+    check_port,
+    make_folder,
+    read_settings,
+    require_new,
+    to_toml,
+)
 
 PORT = 9092
-SETTINGS: Mapping[str, type] = {"hosts": list, "port": int, "bind": str, "state": str, "logs": str}
+SETTINGS = {"hosts": list, "port": int, "bind": str}
 
 
 @dataclass(frozen=True)
@@ -32,8 +40,6 @@ class CoordinatorFolder:
     hosts: tuple[str, ...]
     port: int
     bind: str
-    state: Path
-    logs: Path
 
     @property
     def authority(self) -> Path:
@@ -63,26 +69,23 @@ class CoordinatorFolder:
 
 
 def read_coordinator(folder: Path, *, ready: bool = True) -> CoordinatorFolder:
-    """Reads the coordinator's folder.
+    """Reads a folder made by `make_coordinator`.
 
-    Args:
-        folder: made by `make_coordinator`.
-        ready: also reject what would keep it from starting: a key that others can read, a certificate that sites
-            would not accept. ``ca.key`` is not needed for that, and may lie elsewhere until the next renewal.
+    ``ready`` also rejects what would keep it from starting: a key that others can read, a certificate that sites would
+    not accept. ``ca.key`` is not needed for that, and may lie elsewhere until the next renewal.
     """
     path = folder / "coordinator.toml"
-    found = read_settings(path, SETTINGS, ("hosts", "port", "bind"))
-    if not found["hosts"] or not all(isinstance(host, str) for host in found["hosts"]):
-        raise UserError(f"{path}: 'hosts' must be a list of texts, at least one")
-    hosts = tuple(check_host(host, str(path)) for host in found["hosts"])
+    found = read_settings(path, SETTINGS)
+    if not found["hosts"]:
+        raise UserError(f"{path}: 'hosts' must have at least one entry")
+    hosts = tuple(check_host(str(host), str(path)) for host in found["hosts"])
     port, bind = check_port(found["port"], str(path)), check_bind(found["bind"], str(path))
-    own = CoordinatorFolder(folder.absolute(), hosts, port, bind, **places(folder, found))
+    own = CoordinatorFolder(folder.absolute(), hosts, port, bind)
     if ready:
-        authority = tls.read_certificate(read_small(own.authority), str(own.authority), authority=True)
-        certificate = tls.read_certificate(read_small(own.certificate), str(own.certificate))
-        key = keys.read_private(read_secret(own.key), str(own.key))
+        authority = tls.read_certificate(own.authority, authority=True)
+        certificate, key = tls.read_certificate(own.certificate), keys.read_private(own.key)
         if (secret := own.folder / "ca.key").exists():
-            read_secret(secret)
+            keys.read_private(secret)
         tls.check_server(authority, certificate, key, own.names)
     return own
 
@@ -93,17 +96,15 @@ def make_coordinator(folder: Path, hosts: Sequence[str], port: int = PORT, bind:
     Sites reach it by the names and addresses in ``hosts``; it listens on the address ``bind``.
     """
     require_new(folder)
-    if not hosts:
-        raise UserError("host: at least one name or address is needed by which sites reach the coordinator")
     names = tuple(dict.fromkeys(map(check_host, hosts)))
-    own = CoordinatorFolder(folder.absolute(), names, check_port(port), check_bind(bind), **places(folder, {}))
+    own = CoordinatorFolder(folder.absolute(), names, check_port(port), check_bind(bind))
     authority_key, authority = tls.new_authority(f"fedc2i authority of {names[0]}")
     key = keys.new_key()
     files = {
         "ca.key": keys.tls_private(authority_key),
-        "ca.crt": authority,
+        "ca.crt": tls.to_pem(authority),
         "server.key": keys.tls_private(key),
-        "server.crt": tls.server_certificate(authority_key, authority, key.public_key(), own.names),
+        "server.crt": tls.to_pem(tls.server_certificate(authority_key, authority, key.public_key(), own.names)),
         "coordinator.toml": _settings(own),
     }
     make_folder(folder, files, ("sites", "state", "logs"))
@@ -114,15 +115,13 @@ def renew(own: CoordinatorFolder, hosts: Sequence[str] = (), days: int = tls.SER
     """Makes a new server certificate with the same key and authority, so that sites need no new file."""
     if days < 1:
         raise UserError(f"days is {days}, must be at least 1")
-    secret = own.folder / "ca.key"
-    authority_key = keys.read_private(read_secret(secret), str(secret))
-    key = keys.read_private(read_secret(own.key), str(own.key))
+    authority_key, key = keys.read_private(own.folder / "ca.key"), keys.read_private(own.key)
     renewed = replace(own, hosts=tuple(dict.fromkeys(map(check_host, hosts))) or own.hosts)
-    authority = read_small(own.authority)
+    authority = tls.read_certificate(own.authority, authority=True)
     certificate = tls.server_certificate(authority_key, authority, key.public_key(), renewed.names, days)
     if renewed != own:
         write_atomically(own.folder / "coordinator.toml", _settings(renewed))
-    write_atomically(own.certificate, certificate)
+    write_atomically(own.certificate, tls.to_pem(certificate))
     return renewed
 
 
@@ -132,7 +131,7 @@ def admitted(own: CoordinatorFolder) -> dict[str, str]:
     for path in sorted(path for path in own.sites.glob("*") if not path.name.startswith(".")):
         if path.suffix != ".pub":
             raise UserError(f"{path}: not a NAME.pub file; `fedc2i coordinator admit` takes requests")
-        name, public = keys.check_name(path.stem, str(path)), keys.read_public(read_small(path), str(path))
+        name, public = keys.check_name(path.stem, str(path)), keys.read_public(path)
         if public in found.values():
             raise UserError(f"{path}: this key stands under another name as well; remove one of them")
         found[name] = public
@@ -142,16 +141,13 @@ def admitted(own: CoordinatorFolder) -> dict[str, str]:
 def admit(
     own: CoordinatorFolder, request: keys.Request, *, replace_key: bool = False, fingerprint: str | None = None
 ) -> bool:
-    """Admits a site, from the next start on.
+    """Admits a site, from the next start on; returns whether anything changed.
 
     Args:
         own: the coordinator.
         request: from `keys.read_request`.
         replace_key: allow a new key for a site that is admitted.
         fingerprint: of the key, if the site gave it in another way; another key is then rejected.
-
-    Returns:
-        Whether anything changed; False if this site was admitted with this key already.
 
     Raises:
         UserError: if the name has another key, or the key another name or another fingerprint.
@@ -185,9 +181,5 @@ def remove(own: CoordinatorFolder, name: str) -> None:
 
 
 def _settings(own: CoordinatorFolder) -> bytes:
-    inside = {
-        name: str(path.relative_to(own.folder) if path.is_relative_to(own.folder) else path)
-        for name, path in (("state", own.state), ("logs", own.logs))
-    }
     values = {"hosts": list(own.hosts), "port": own.port, "bind": own.bind}
-    return toml("The coordinator of a federation.", values | inside)
+    return to_toml("The coordinator of a federation.", values)

@@ -2,18 +2,19 @@
 
 A site authenticates with an ECDSA key on P-384, in the format that ``flower-supernode`` reads. To be admitted it sends
 a certificate request (PKCS#10) with its name, its public key, and a signature that proves that it holds the private
-key, which never leaves its folder.
+key, which never leaves its folder. Error messages hold nothing of a key's content.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 from fedc2i.core.errors import UserError
-from fedc2i.deploy.secret_files import MOST_BYTES
 
 try:
     from cryptography import x509
@@ -24,6 +25,7 @@ try:
 except ModuleNotFoundError:
     raise UserError("a real federation needs the extra: pip install 'fedc2i[flower]'") from None
 
+MOST_BYTES = 16 * 2**10  # of a key, a request or a certificate; real ones have about one thousand
 MOST_LETTERS = 60  # of a site's name
 
 # what cryptography raises for a file that is damaged or of another kind
@@ -35,6 +37,20 @@ class Request(NamedTuple):
 
     name: str
     public: str  # one line as in OpenSSH, without a comment
+
+
+def read_small(path: Path) -> bytes:
+    """The content of a key, request or certificate."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe or a device would never end
+            raise UserError(f"{path}: not a file")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if len(content) > MOST_BYTES:
+        raise UserError(f"{path}: longer than {MOST_BYTES:,} bytes, which no key, request or certificate is")
+    return content
 
 
 def check_name(name: str, where: str = "name") -> str:
@@ -52,15 +68,13 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 def ssh_private(key: ec.EllipticCurvePrivateKey) -> bytes:
     """The form that ``flower-supernode --auth-supernode-private-key`` reads."""
-    return _private(key, serialization.PrivateFormat.OpenSSH)
+    form = serialization.PrivateFormat.OpenSSH
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
 def tls_private(key: ec.EllipticCurvePrivateKey) -> bytes:
     """The form that ``flower-superlink --ssl-keyfile`` reads."""
-    return _private(key, serialization.PrivateFormat.PKCS8)
-
-
-def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    form = serialization.PrivateFormat.PKCS8
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
 
@@ -75,24 +89,27 @@ def pem_public(line: str) -> bytes:
     return serialization.load_ssh_public_key(line.encode()).public_bytes(serialization.Encoding.PEM, form)
 
 
-def read_private(content: bytes, where: str) -> ec.EllipticCurvePrivateKey:
-    """A private key on P-384 in either format; error messages hold nothing of the content."""
+def read_private(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A private key on P-384 in either format, from a file that nobody else can read."""
+    content = read_small(path)
+    if os.name == "posix" and path.stat().st_mode & 0o077:
+        raise UserError(f"{path}: other users can read this private key; `chmod 600` it, or make a new one")
     load = serialization.load_ssh_private_key if b"OPENSSH" in content[:64] else serialization.load_pem_private_key
     try:
         key = load(content, None)
     except DAMAGE:
-        raise UserError(f"{where}: not a private key without a password") from None
+        raise UserError(f"{path}: not a private key without a password") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise UserError(f"{where}: not an ECDSA key on P-384")
+        raise UserError(f"{path}: not an ECDSA key on P-384")
     return key
 
 
-def read_public(content: bytes, where: str) -> str:
+def read_public(path: Path) -> str:
     """A site's public key from its file, as `ssh_public` writes it."""
     try:
-        return _site_key(serialization.load_ssh_public_key(content), where)
+        return _site_key(serialization.load_ssh_public_key(read_small(path)), path)
     except DAMAGE:
-        raise UserError(f"{where}: not a public key in OpenSSH format") from None
+        raise UserError(f"{path}: not a public key in OpenSSH format") from None
 
 
 def fingerprint(public: str) -> str:
@@ -108,32 +125,25 @@ def make_request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
     return request.public_bytes(serialization.Encoding.PEM)
 
 
-def read_request(content: bytes, where: str = "request") -> Request:
-    """The name and the public key in a certificate request.
-
-    Raises:
-        UserError: if it is too long or damaged, not signed with the key it holds, the key is not on P-384, or the
-            name is not allowed.
-    """
-    if len(content) > MOST_BYTES:
-        raise UserError(f"{where}: longer than {MOST_BYTES:,} bytes, too long for a certificate request")
+def read_request(path: Path) -> Request:
+    """The name and the public key in a certificate request, which is signed with that key."""
     try:
-        request = x509.load_pem_x509_csr(content)
-        public = _site_key(request.public_key(), where)
+        request = x509.load_pem_x509_csr(read_small(path))
+        public = _site_key(request.public_key(), path)
         proven = request.is_signature_valid and isinstance(
             request.signature_hash_algorithm, hashes.SHA256 | hashes.SHA384 | hashes.SHA512
         )
         names = [entry.value for entry in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     except DAMAGE:
-        raise UserError(f"{where}: not a certificate request in PEM format, or a damaged one") from None
+        raise UserError(f"{path}: not a certificate request in PEM format, or a damaged one") from None
     if not proven:
-        raise UserError(f"{where}: not signed with the key it holds; ask the site for a new request")
+        raise UserError(f"{path}: not signed with the key it holds; ask the site for a new request")
     if len(names) != 1 or not isinstance(names[0], str):
-        raise UserError(f"{where}: {len(names)} names (CN), a request must have one")
-    return Request(check_name(names[0], where), public)
+        raise UserError(f"{path}: {len(names)} names (CN), a request must have one")
+    return Request(check_name(names[0], str(path)), public)
 
 
-def _site_key(key: object, where: str) -> str:
+def _site_key(key: object, path: Path) -> str:
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise UserError(f"{where}: not an ECDSA key on P-384, which a site needs")
+        raise UserError(f"{path}: not an ECDSA key on P-384, which a site needs")
     return ssh_public(key)

@@ -8,8 +8,6 @@ executor proves to the SuperNode that it belongs to it, by a secret that never l
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import os
 import secrets
 import signal
@@ -17,16 +15,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedc2i.deploy.addresses import LOOPBACK
+from fedc2i.deploy.folder_settings import LOOPBACK
+from fedc2i.deploy.process_tree import die_with_parent
 from fedc2i.flower import compat
-
-_DEATH_SIGNAL = 1  # of prctl
-
-
-def _die_with_parent() -> None:
-    """The kernel ends this process when the one that started it ends (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def _fork(work: Callable[[], None]) -> None:
@@ -35,7 +26,7 @@ def _fork(work: Callable[[], None]) -> None:
         return
     code = 1
     try:
-        _die_with_parent()
+        die_with_parent()
         work()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
@@ -56,7 +47,7 @@ def main(words: Sequence[str]) -> None:
     executor = os.fork()
     if executor == 0:
         try:
-            _die_with_parent()
+            die_with_parent()
             preload = list(filter(None, own.preload.split(",")))
             compat.run_executor(f"{LOOPBACK}:{own.port}", secret, preload, _fork)
         finally:

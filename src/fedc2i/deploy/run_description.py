@@ -1,25 +1,32 @@
-"""The description of a run that sites receive: method, model, settings and classes as JSON."""
+"""What sites receive with a run: its description as JSON, and the user's own method and model files.
+
+These files travel inside the Flower App. No file outside of the app is ever executed.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.metadata
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedc2i.core.errors import UserError, one_line
-from fedc2i.core.files import is_plugin
+from fedc2i.core.files import is_plugin, plugin_file
 from fedc2i.core.options import names
 from fedc2i.core.params import Params
 from fedc2i.core.version import __version__
-from fedc2i.deploy.app_files import place_at_site, place_in_app
 from fedc2i.engine import attacks
 from fedc2i.engine.client import RunContext
 from fedc2i.flower.message_format import MOST_CLASSES, MOST_SIDE
 from fedc2i.flower.site import Assignment
 from fedc2i.runs.plan import Plan, build_model, parse_method
 from fedc2i.runs.settings import RunSettings, make
+
+PLUGINS = "plugins"  # a folder of the Flower App
 
 
 def describe(plan: Plan, seed: int) -> str:
@@ -28,7 +35,7 @@ def describe(plan: Plan, seed: int) -> str:
         raise UserError("over real sites attack and noise exclude each other: what an attacker sends has no noise")
     sent = [name for name in names(RunSettings, scope="run") if name != "seeds"]
     values = _given({name: getattr(plan.config, name) for name in sent})
-    values |= {name: place_in_app(name, str(values[name])) for name in ("method", "model")}
+    values |= {name: _place_in_app(name, str(values[name])) for name in ("method", "model")}
     values["attack"] = attacks.resolved(plan.config.attack, plan.federation.names, seed)
     context = RunContext(plan.method, plan.model, plan.config, plan.config.rounds, seed)
     return json.dumps(
@@ -47,12 +54,8 @@ def describe(plan: Plan, seed: int) -> str:
 def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[str, ...]]:
     """Reads a description; returns the assignment, and the classes' names in the order of their labels.
 
-    Args:
-        text: from `describe`; it may come from anyone who poses as the coordinator, so everything is checked.
-        root: the folder of the Flower App, with the user's own files.
-
-    Raises:
-        UserError: for another version, an unknown setting, a model with other shapes, or a damaged text.
+    The text may come from anyone who poses as the coordinator, so everything is checked: the version, every setting,
+    the shapes of the model. ``root`` is the folder of the Flower App, with the user's own files.
     """
     try:
         values: dict[str, Any] = json.loads(text)
@@ -60,7 +63,7 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
         channels, height, width = map(int, values["image"])
         for name in ("method", "model"):
             if is_plugin(str(settings[name])):
-                settings[name] = place_at_site(str(settings[name]), root)
+                settings[name] = _place_at_site(str(settings[name]), root)
         kind, name, own = parse_method(str(settings["method"]))
         config = make(kind, {**settings, **own, "method": name, "seeds": [int(values["seed"])]})
         version, expected = str(values["version"]), str(values["fingerprint"])
@@ -87,3 +90,59 @@ def fingerprint(params: Params) -> str:
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+# The user's own files
+
+
+def _place_in_app(kind: str, name: str) -> str:
+    """``FILE.py:NAME`` with the file's place in the Flower App; other names of methods and models unchanged."""
+    if not is_plugin(name):
+        return name
+    file, _, attribute = name.rpartition(":")
+    return f"{PLUGINS}/{kind}_{Path(file).name}:{attribute}"
+
+
+def _place_at_site(name: str, root: Path | None) -> str:
+    """The reverse at a site, where the app lies in ``root``."""
+    folder, _, file = name.partition("/")
+    if root is None or folder != PLUGINS or "/" in file or "\\" in file:
+        raise UserError(f"'{name}' is no file of this run's Flower App")
+    return str(root / name)
+
+
+def own_files(method: str, model: str | None) -> dict[str, Path]:
+    """The user's files that a run needs, by their place in the Flower App."""
+    named = {"method": method, "model": model or ""}
+    return {
+        _place_in_app(kind, file).rpartition(":")[0]: Path(plugin_file(file))
+        for kind, name in named.items()
+        if is_plugin(name)
+        for file in [":".join(name.split(":")[:2])]
+    }
+
+
+def reject_local_imports(method: str, model: str | None) -> None:
+    """Rejects a user's file that imports another one beside it, since only the named file travels."""
+    for file in own_files(method, model).values():
+        installed = {"fedc2i", *sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
+        for name in _imports(file):
+            beside = (file.parent / f"{name}.py").is_file() or any((file.parent / name).glob("*.py"))
+            if name.startswith(".") or (beside and name not in installed):
+                raise UserError(
+                    f"{file}: imports '{name}' from beside it, which does not travel to the sites; move what it needs "
+                    f"into {file.name}, or install '{name.lstrip('.')}' as a package here and at every site"
+                )
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """The first parts of the names that a file imports, with leading dots if relative."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # loading the file reports this
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or node.names[0].name).split(".")[0]

@@ -1,49 +1,167 @@
-"""Flower's entry point at the coordinator: runs the job that the run's configuration describes."""
+"""Flower's entry point at the coordinator: waits for the sites, then runs every seed, and resumes after a crash.
+
+checkpoints/       the state after the last two rounds of each seed, until the run is finished
+rounds/            the reports of finished rounds, until then
+log.txt            one line for everything a person should know
+and what every run folder holds, but for the models, which stay at the sites
+"""
 
 from __future__ import annotations
 
+import json
+import secrets
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid as FlowerGrid
+from flwr.serverapp import ServerApp
 
 from fedc2i.core.errors import UserError
-from fedc2i.deploy.lead import Job, lead
+from fedc2i.core.files import to_json, write_atomically, writing
+from fedc2i.data.remote import RemoteFederation
+from fedc2i.deploy.job import RUN_FILE, Job
+from fedc2i.deploy.keys import pem_public
+from fedc2i.deploy.run_description import describe
+from fedc2i.engine import accountant
+from fedc2i.engine.client import RunContext
+from fedc2i.engine.records import POINTS, Point, Round
 from fedc2i.flower import compat
-from fedc2i.flower.answer_collector import Policy
+from fedc2i.flower.connections import Grid, SiteConnections
+from fedc2i.flower.coordinator import Coordinator
+from fedc2i.flower.enrolment import common_federation, reject_incompatible, wait_for_sites
+from fedc2i.flower.message_format import Introduction
+from fedc2i.flower.site import Assignment
+from fedc2i.report import figures
+from fedc2i.report.progress import rejected_uploads
+from fedc2i.report.table import SHORT
+from fedc2i.runs import driver
+from fedc2i.runs.folder import Checkpoints
+from fedc2i.runs.plan import prepare
+from fedc2i.runs.results import Result
+
+Say = Callable[[str], None]  # takes one line for a person
 
 compat.poll_objects(0.05)
 app = ServerApp()
 
 
 @app.main()
-def main(grid: Grid, context: Context) -> None:
+def main(grid: FlowerGrid, context: Context) -> None:
     """Runs the job; an error that the user can correct becomes one line instead of a traceback."""
     try:
-        lead(grid, job_of(dict(context.run_config)), lambda line: print(f"fedc2i: {line}", flush=True))
+        run_job(grid, Job.from_config(context.run_config), lambda line: print(f"fedc2i: {line}", flush=True))
     except UserError as error:
         raise RuntimeError(str(error)) from None  # with other exceptions Flower takes a minute to notice the end
 
 
-def job_of(values: dict[str, Any]) -> Job:
-    """The job from a run's configuration: from the file ``job``, or from the keys that `flwr run -c` sets."""
+def run_job(grid: Grid, job: Job, say: Say) -> Result:
+    """Runs a job to its end, from its last checkpoint if there is one.
+
+    Raises:
+        UserError: if too few sites answer, or the folder is of another run.
+    """
+    if job.is_finished:
+        Checkpoints(job.out, 0).remove()  # a run that was killed while it ended may have left them
+        raise UserError(f"{job.out}: this run is finished; choose another --out")
+    say = _logged(say, job.out / "log.txt")
     try:
-        if values.get("job"):
-            return Job.from_json(Path(str(values["job"])).read_text(encoding="utf-8"))
-        pairs = [part.partition("=") for part in str(values["set"]).split()]
-        settings = {name: value for name, _, value in pairs}
-        settings |= {name: values[name] for name in ("model", "rounds") if values.get(name)}
-        if values["wire"] not in ("float32", "float16"):
-            raise ValueError(f"wire must be float32 or float16, got '{values['wire']}'")
-        policy = Policy(float(values["deadline"]), int(values["min-sites"]), values["wire"] == "float16")
-        return Job(
-            Path(str(values["out"])),
-            str(values["method"]),
-            {**settings, "seeds": str(values["seeds"])},
-            count=int(values["sites"]),
-            wait=float(values["wait"]),
-            policy=policy,
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"the run's configuration cannot be read ({type(error).__name__}: {error})") from None
+        return _run_job(grid, job, say)
+    except UserError as error:
+        say(f"error: {error}")
+        raise
+
+
+def _run_job(grid: Grid, job: Job, say: Say) -> Result:
+    keys = {pem_public(line): name for name, line in job.keys.items()} or None
+    connections = SiteConnections(grid, say, keys, ttl=2 * job.policy.deadline + 60)
+    run, federation = _resume(job, connections, say) or _begin(job, connections, say)
+    job.write()
+    reject_incompatible(connections, federation, job.policy.min_sites)
+    plan = prepare([job.method], {**job.settings, **job.policy.settings(), "device": "cpu"}, federation)[0]
+    planned = accountant.cost(plan.config, len(federation.names))
+    if planned is not None:
+        say(f"privacy: {planned}")
+    began = time.monotonic()
+
+    def coordinator(seed: int) -> Coordinator:
+        context = RunContext(plan.method, plan.model, plan.config, plan.config.rounds, seed)
+        work, setup = Assignment(context, plan.config), describe(plan, seed)
+        return Coordinator(connections, federation, work, job.policy, f"{run}-seed{seed}", setup, say)
+
+    def report_round(report: Round) -> None:
+        say(_line(report, plan.config.rounds, time.monotonic() - began))
+
+    result = driver.execute_by_seed(plan, job.out, coordinator, report_round, say, figures.draw_run)
+    scores = ", ".join(f"{SHORT[point]} {result.scores(point)['Avg']} %" for point in POINTS)
+    say(f"finished: mean accuracy {scores}{rejected_uploads(result.refused)}")
+    return result
+
+
+def _line(report: Round, rounds: int, elapsed: float) -> str:
+    scored = [point for point in POINTS if point in report.metrics]
+    scores = ", ".join(f"{SHORT[point]} {report.mean(point):.2f} %{_of(report, point)}" for point in scored)
+    size = f"{report.bytes_up / 1e6:.2f} MB up and {report.bytes_down / 1e6:.2f} MB down a site"
+    return (
+        f"seed {report.seed}, round {report.round}/{rounds}: {len(report.participants)} sites"
+        f"{f', mean accuracy {scores}' if scores else ''}; "
+        f"took {report.seconds:.1f} s, {size}; {elapsed:.0f} s since the start"
+    )
+
+
+def _of(report: Round, point: Point) -> str:
+    """How many sites a mean is over, where it is not the number of those that trained."""
+    scored = sum(bool(own) for own in report.metrics[point])
+    return "" if scored == len(report.participants) else f" (of {scored})"
+
+
+def _begin(job: Job, connections: SiteConnections, say: Say) -> tuple[str, RemoteFederation]:
+    """Waits for the sites, and writes down who they are."""
+    there = wait_for_sites(connections, job.sites, job.count, job.policy.min_sites, job.wait, say, job.policy.poll)
+    names = job.sites or tuple(own.name for own in there)
+    federation = common_federation(there, names, job.classes, say)
+    run = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    described = {
+        "run": run,
+        "job": job.digest,
+        "names": names,
+        "classes": federation.classes,
+        "image": federation.image_shape,
+        "sizes": {name: dict(own) for name, own in federation.sizes.items()},
+        "files": job.checksums(),
+    }
+    write_atomically(job.out / RUN_FILE, to_json(described).encode())
+    return run, federation
+
+
+def _resume(job: Job, connections: SiteConnections, say: Say) -> tuple[str, RemoteFederation] | None:
+    """The run that was started in this folder, if there is one; waits for all its sites, not only for the first."""
+    path = job.out / RUN_FILE
+    if not path.is_file():
+        return None
+    job.refuse_changed_files()
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["job"] != job.digest:
+            raise UserError(f"{job.out}: holds a run with other settings; choose another --out")
+        classes, image = tuple(values["classes"]), tuple(values["image"])
+        there = [Introduction(name, own, classes, image) for name, own in values["sizes"].items()]
+        run, federation = str(values["run"]), common_federation(there, values["names"], classes, say)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); choose another --out") from None
+    wait_for_sites(connections, federation.names, 0, job.policy.min_sites, job.wait, say, job.policy.poll)
+    return run, federation
+
+
+def _logged(say: Say, path: Path) -> Say:
+    """Lines go to the log as well, with the time."""
+
+    def both(line: str) -> None:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {line}\n")
+        say(line)
+
+    return both

@@ -13,22 +13,27 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import writing
+from fedc2i.core.options import names, type_hints
 from fedc2i.data import catalog, sources
 from fedc2i.data.federation import Federation
 from fedc2i.deploy import keys, tls
-from fedc2i.deploy.addresses import parse_address
-from fedc2i.deploy.secret_files import make_folder, places, read_secret, read_settings, read_small, require_new, toml
+from fedc2i.deploy.folder_settings import check_address, make_folder, read_settings, require_new, to_toml
+from fedc2i.runs.settings import RunSettings
 
-SETTINGS: Mapping[str, type] = {
-    **dict.fromkeys(("name", "data", "coordinator", "client", "data_dir", "state", "logs"), str),
-    "image_size": int,
-}
+DATA = names(RunSettings, scope="data")  # the settings of a run that are a site's own
 PATH_SOURCES = ("folder", "arrays")  # data sources whose argument is a path
+
+
+def kinds() -> dict[str, Any]:
+    """The types of all settings of a site."""
+    hints = type_hints(RunSettings)
+    return {"name": str, "coordinator": str, "client": str | None, **{name: hints[name] for name in DATA}}
 
 
 @dataclass(frozen=True)
@@ -37,13 +42,9 @@ class SiteFolder:
 
     folder: Path
     name: str
-    data: str
     coordinator: str
-    data_dir: Path | None
     client: str | None
-    image_size: int | None
-    state: Path
-    logs: Path
+    source: Mapping[str, Any]  # the settings in `DATA`
 
     @property
     def key(self) -> Path:
@@ -61,14 +62,19 @@ class SiteFolder:
         return self.folder / "ca.crt"
 
     @property
+    def state(self) -> Path:
+        """Where the site keeps its models."""
+        return self.folder / "state"
+
+    @property
     def fingerprint(self) -> str:
         """The SHA-256 of the site's public key, which people compare, for example by telephone."""
-        path = self.folder / "site.pub"
-        return keys.fingerprint(keys.read_public(read_small(path), str(path)))
+        return keys.fingerprint(keys.read_public(self.folder / "site.pub"))
 
     def load(self) -> Federation:
         """The site's data, as a federation of one client that has the site's name."""
-        found = sources.load(self.data, data_dir=self.data_dir, image_size=self.image_size)
+        options = {**self.source, "data_dir": self.source["data_dir"] and Path(self.source["data_dir"])}
+        found = sources.load(options.pop("data"), **options)
         if self.client is None and len(found.clients) > 1:
             raise UserError(f"{found.name}: several clients, this site's must be named: {', '.join(found.names)}")
         (own,) = found.select([self.client or found.names[0]]).clients
@@ -86,24 +92,21 @@ class SiteFolder:
 
 
 def read_site(folder: Path, *, ready: bool = True) -> SiteFolder:
-    """Reads a site's folder.
+    """Reads a folder made by `make_site`.
 
-    Args:
-        folder: made by `make_site`.
-        ready: also reject what would keep the site from starting: a key that others can read, a missing ``ca.crt``.
+    ``ready`` also rejects what would keep the site from starting: a key that others can read, a missing ``ca.crt``.
     """
     path = folder / "site.toml"
-    found = {**dict.fromkeys(SETTINGS), **read_settings(path, SETTINGS, ("name", "data", "coordinator"))}
+    found = read_settings(path, kinds())
     keys.check_name(found["name"], str(path))
-    parse_address(found["coordinator"], str(path))
-    if found["data_dir"] is not None:
-        found["data_dir"] = Path(found["data_dir"])
-    site = SiteFolder(folder=folder.absolute(), **(found | places(folder, found)))
+    check_address(found["coordinator"], str(path))
+    source = {name: found.pop(name) for name in DATA}
+    site = SiteFolder(folder.absolute(), **found, source=source)
     if ready:
-        keys.read_private(read_secret(site.key), str(site.key))
+        keys.read_private(site.key)
         if not site.authority.exists():
             raise UserError(f"{site.authority}: missing; the coordinator's ca.crt must be put there")
-        tls.read_certificate(read_small(site.authority), str(site.authority), authority=True)
+        tls.read_certificate(site.authority, authority=True)
     return site
 
 
@@ -116,7 +119,7 @@ def make_site(
     data_dir: Path | None = None,
     client: str | None = None,
     image_size: int | None = None,
-    authority: bytes | None = None,
+    authority: Path | None = None,
     check: bool = True,
 ) -> tuple[SiteFolder, Federation | None]:
     """Makes a site's folder with a new key. If it fails, it leaves nothing.
@@ -132,39 +135,30 @@ def make_site(
     """
     require_new(folder)
     keys.check_name(name)
-    parse_address(coordinator)
-    if authority is not None:
-        tls.read_certificate(authority, "ca", authority=True)
-    if data.partition(":")[0] in catalog.CLASSES:
+    check_address(coordinator)
+    trusted = {} if authority is None else {"ca.crt": tls.to_pem(tls.read_certificate(authority, authority=True))}
+    kind, _, argument = data.partition(":")
+    if kind in catalog.CLASSES:
         data_dir = catalog.data_root(data_dir)  # the site's process does not read FEDC2I_DATA
-    data_dir = None if data_dir is None else _absolute(data_dir)
-    settings = {
-        "name": name,
-        "data": _with_absolute_path(data),
-        "data_dir": None if data_dir is None else str(data_dir),
-        "client": client,
-        "image_size": image_size,
-        "coordinator": coordinator,
-        "state": "state",
-        "logs": "logs",
-    }
-    site = SiteFolder(folder.absolute(), **(settings | {"data_dir": data_dir} | places(folder, {})))  # type: ignore[arg-type]
+    if kind in PATH_SOURCES and argument:
+        data = f"{kind}:{_absolute(Path(argument))}"
+    given = {"data": data, "data_dir": data_dir and str(_absolute(data_dir)), "image_size": image_size}
+    source = {**dict.fromkeys(DATA), **given}
+    site = SiteFolder(folder.absolute(), name, coordinator, client, source)
     federation = site.load() if check else None
-    files = _key_files(name) | ({} if authority is None else {"ca.crt": authority})
-    make_folder(folder, files | {"site.toml": toml("A site of a federation.", settings)}, ("state", "logs"))
+    settings = {"name": name, "coordinator": coordinator, "client": client, **source}
+    files = _key_files(name) | trusted | {"site.toml": to_toml("A site of a federation.", settings)}
+    make_folder(folder, files, ("state", "logs"))
     return site, federation
 
 
 def rotate(site: SiteFolder) -> SiteFolder:
     """Makes the site's next key in ``next/``; the present one stays in use until `confirm`.
 
-    Returns:
-        The site with ``next/`` as its folder; its request goes to the coordinator.
-
-    Raises:
-        UserError: if there is a next key already, since its request may have been sent.
+    Returns the site with ``next/`` as its folder; its request goes to the coordinator. Raises a `UserError` if there is
+    a next key already, since its request may have been sent.
     """
-    following = _following(site)
+    following = replace(site, folder=site.folder / "next")
     if following.folder.exists():
         raise UserError(
             f"{following.folder}: a new key waits there already; send {following.request.name} to the coordinator and "
@@ -176,18 +170,14 @@ def rotate(site: SiteFolder) -> SiteFolder:
 
 def confirm(site: SiteFolder) -> None:
     """Replaces the present key by the next one, once the coordinator has admitted it; safe to repeat."""
-    following = _following(site)
-    if not following.folder.is_dir():
-        raise UserError(f"{following.folder}: no new key waits there; `fedc2i site rotate` makes one")
+    following = site.folder / "next"
+    if not following.is_dir():
+        raise UserError(f"{following}: no new key waits there; `fedc2i site rotate` makes one")
     with writing(site.key):
         for name in (site.request.name, "site.pub", site.key.name):  # the private key last: only it matters
-            if (following.folder / name).exists():
-                (following.folder / name).replace(site.folder / name)
-        following.folder.rmdir()
-
-
-def _following(site: SiteFolder) -> SiteFolder:
-    return replace(site, folder=site.folder / "next")
+            if (following / name).exists():
+                (following / name).replace(site.folder / name)
+        following.rmdir()
 
 
 def _key_files(name: str) -> dict[str, bytes]:
@@ -197,11 +187,6 @@ def _key_files(name: str) -> dict[str, bytes]:
         "site.pub": f"{keys.ssh_public(key.public_key())} {name}\n".encode(),
         f"{name}.csr": keys.make_request(key, name),
     }
-
-
-def _with_absolute_path(data: str) -> str:
-    source, _, argument = data.partition(":")
-    return f"{source}:{_absolute(Path(argument))}" if source in PATH_SOURCES and argument else data
 
 
 def _absolute(path: Path) -> Path:

@@ -1,54 +1,40 @@
-"""Flower's SuperNode as a process of ours: a site's program, which asks the SuperLink for work."""
+"""Flower's SuperNode as a process of ours: a site's program, which asks the SuperLink for work, and is kept running."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 from fedc2i.core.errors import UserError
-from fedc2i.deploy.addresses import free_port, parse_address
-from fedc2i.deploy.program import Program
+from fedc2i.deploy.child_process import ChildProcess, free_port
+from fedc2i.deploy.site_folder import SiteFolder
 from fedc2i.flower import compat
 
+_PRELOAD = "torch,fedc2i.deploy.client_app"  # what a site's program imports, once for all messages
+_SHORTEST, _LONGEST = 1.0, 30.0  # seconds between an end and the next start
+_REJECTED = 5.0  # the same after a rejection: the old session of a node that was killed ends within a minute
+_STEADY = 60.0  # seconds after which the pauses start from the shortest again
+_POLL = 0.2
 
-class SuperNode(Program):
-    """A site's program: asks the SuperLink for work, and starts the site's own code for each message.
 
-    Args:
-        folder: for its log and Flower's own files.
-        superlink: ``host:port`` of the SuperLink.
-        ca: the certificate of the SuperLink's authority.
-        key: the site's private key (OpenSSH).
-        site: what the site's own code finds as ``context.node_config["site"]``.
-        preload: modules that the site's own code imports, imported once for all messages.
-    """
+class SuperNode(ChildProcess):
+    """A site's program: asks the SuperLink for work, and starts the site's own code for each message."""
 
-    def __init__(
-        self,
-        folder: Path,
-        superlink: str,
-        *,
-        ca: Path,
-        key: Path,
-        site: str = "",
-        preload: Sequence[str] = (),
-        name: str = "supernode",
-    ) -> None:
-        super().__init__(name, folder)
-        parse_address(superlink)
-        for path in (ca, key):
-            if not path.is_file():
-                raise UserError(f"{path}: no such file")
-        if "'" in site or "\n" in site:
-            raise UserError(f"{site!r}: a site's folder must not have quotes or line breaks in its path")
-        self.superlink, self.ca, self.key, self.site, self.preload = superlink, ca, key, site, tuple(preload)
+    def __init__(self, site: SiteFolder) -> None:
+        super().__init__(site.name, site.folder / "logs")
+        if "'" in str(site.folder) or "\n" in str(site.folder):
+            raise UserError(f"{str(site.folder)!r}: a site's folder must not have quotes or line breaks in its path")
+        self.site = site
 
     def start(self) -> None:
         """Starts it, without waiting: it keeps trying until the SuperLink is there."""
-        words = ["--port", str(free_port()), "--preload", ",".join(self.preload), "--superlink", self.superlink]
-        words += ["--root-certificates", str(self.ca.absolute())]
-        words += ["--auth-supernode-private-key", str(self.key.absolute()), "--node-config", f"site='{self.site}'"]
+        words = ["--port", str(free_port()), "--preload", _PRELOAD, "--superlink", self.site.coordinator]
+        words += ["--root-certificates", str(self.site.authority)]
+        words += ["--auth-supernode-private-key", str(self.site.key), "--node-config", f"site='{self.site.folder}'"]
         self.launch([sys.executable, "-P", "-m", "fedc2i.deploy.node_executor", *words])
 
     def node_id(self) -> int | None:
@@ -58,3 +44,62 @@ class SuperNode(Program):
     def rejection(self) -> str | None:
         """Why the SuperLink rejected it, if it ended for that."""
         return compat.rejection(self.output())
+
+
+def report(line: str) -> None:
+    """Prints one event with the time."""
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def keep_running(node: SuperNode, stop: threading.Event | None = None, say: Callable[[str], None] = report) -> None:
+    """Runs the node until SIGTERM or Ctrl-C, or until ``stop`` is set; restarts it whenever it ends.
+
+    The pause before a restart doubles from one second to half a minute, until the node has run for a minute. After a
+    rejection it is always five seconds. ``say`` takes one line per event.
+    """
+    stop = stop or threading.Event()
+    pause = _SHORTEST
+    with _until_signal(stop):
+        try:
+            while not stop.is_set():
+                began, known = time.monotonic(), None
+                node.start()
+                say(f"{node.name}: started, connecting to the SuperLink at {node.site.coordinator}")
+                while node.is_alive() and not stop.wait(_POLL):
+                    if known is None and (known := node.node_id()) is not None:
+                        say(f"{node.name}: online as node {known}")
+                if stop.is_set():
+                    break
+                if time.monotonic() - began > _STEADY:
+                    pause = _SHORTEST
+                wait = _REJECTED if node.rejection() is not None else pause
+                say(f"{node.name}: {_why(node)}; restarting in {wait:.0f} s")
+                pause = min(2 * pause, _LONGEST)
+                stop.wait(wait)
+        finally:
+            node.stop()
+    say(f"{node.name}: stopped")
+
+
+@contextlib.contextmanager
+def _until_signal(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and Ctrl-C set the event; only the main thread can handle signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _why(node: SuperNode) -> str:
+    if (reason := node.rejection()) is not None:
+        return (
+            f"the coordinator rejected it ({reason or 'no reason given'}); it may be just starting, or hold an earlier "
+            f"session of this site for up to a minute; after that, check that the key is admitted and ca.crt right"
+        )
+    return f"it ended with code {node.exit_code}: {node.tail(2)} (log: {node.log})"

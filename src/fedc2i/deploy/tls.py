@@ -8,10 +8,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from fedc2i.core.errors import UserError
 from fedc2i.deploy import keys  # first: it tells what to install if cryptography is missing
-from fedc2i.deploy.addresses import check_host
 
 # isort: split
 from cryptography import x509
@@ -25,57 +25,60 @@ SKEW = timedelta(hours=1)  # a site's clock may be behind
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # for processes on the coordinator's own machine
 
 
-def new_authority(title: str, now: datetime | None = None) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
-    """The key and the self-signed certificate (PEM) of a new authority, valid for ten years."""
-    key, name = keys.new_key(), _named(title[:64])
-    builder = _certificate(name, name, key.public_key(), now or datetime.now(UTC), AUTHORITY_DAYS)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-    return key, builder.sign(key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+def new_authority(title: str) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """The key and the self-signed certificate of a new authority, valid for ten years."""
+    key = keys.new_key()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, title[:64])])
+    builder = _builder(name, name, key.public_key(), datetime.now(UTC), AUTHORITY_DAYS, signs_certificates=True)
+    return key, builder.sign(key, hashes.SHA384())
 
 
 def server_certificate(
     authority_key: ec.EllipticCurvePrivateKey,
-    authority: bytes,
+    authority: x509.Certificate,
     public: ec.EllipticCurvePublicKey,
     hosts: Sequence[str],
     days: int = SERVER_DAYS,
     now: datetime | None = None,
-) -> bytes:
-    """A server certificate (PEM) for these hosts and those in `ALWAYS`; it never outlives its authority."""
-    began, issuer = now or datetime.now(UTC), read_certificate(authority, "ca.crt", authority=True)
-    days = min(days, (issuer.not_valid_after_utc - began).days)
-    if issuer.public_key() != authority_key.public_key():
+) -> x509.Certificate:
+    """A server certificate for these hosts and those in `ALWAYS`; it never outlives its authority."""
+    began = now or datetime.now(UTC)
+    days = min(days, (authority.not_valid_after_utc - began).days)
+    if authority.public_key() != authority_key.public_key():
         raise UserError("ca.key: does not belong to ca.crt")
     if days < 1:
         raise UserError(
             "ca.crt: the authority has expired; make a new coordinator folder, and send its ca.crt to all sites"
         )
-    names = dict.fromkeys((*map(check_host, hosts), *ALWAYS))
-    identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
-    builder = _certificate(_named("fedc2i coordinator"), issuer.subject, public, began, days)
-    for extension, critical in (
-        (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_usage(signs_certificates=False), True),
-        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (x509.SubjectAlternativeName([_general(host) for host in names]), False),
-        (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), False),
+    names = [_general(host) for host in dict.fromkeys((*hosts, *ALWAYS))]
+    identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedc2i coordinator")])
+    builder = _builder(subject, authority.subject, public, began, days, signs_certificates=False)
+    for extension in (
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.SubjectAlternativeName(names),
+        x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier),
     ):
-        builder = builder.add_extension(extension, critical=critical)
-    return builder.sign(authority_key, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(authority_key, hashes.SHA384())
 
 
-def read_certificate(content: bytes, where: str, *, authority: bool = False) -> x509.Certificate:
-    """Parses a certificate; ``authority`` rejects a server's."""
+def to_pem(certificate: x509.Certificate) -> bytes:
+    """The content of its file."""
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def read_certificate(path: Path, *, authority: bool = False) -> x509.Certificate:
+    """Reads a certificate; ``authority`` rejects a server's."""
     try:
-        found = x509.load_pem_x509_certificate(content)
+        found = x509.load_pem_x509_certificate(keys.read_small(path))
         extensions = {type(entry.value): entry.value for entry in found.extensions}
         found.public_key()  # raises for an unknown kind
     except keys.DAMAGE:
-        raise UserError(f"{where}: not a certificate in PEM format") from None
+        raise UserError(f"{path}: not a certificate in PEM format") from None
     constraints = extensions.get(x509.BasicConstraints)
     if authority and not (isinstance(constraints, x509.BasicConstraints) and constraints.ca):
-        raise UserError(f"{where}: not the certificate of an authority; the coordinator's ca.crt is needed")
+        raise UserError(f"{path}: not the certificate of an authority; the coordinator's ca.crt is needed")
     return found
 
 
@@ -90,16 +93,15 @@ def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
 
 def describe(certificate: x509.Certificate, now: datetime | None = None) -> list[str]:
     """Its hosts, its last day, its fingerprint, and a warning if it expires within `WARN_DAYS` days."""
-    ends, left = certificate.not_valid_after_utc, certificate.not_valid_after_utc - (now or datetime.now(UTC))
-    whom = ", ".join(hosts_of(certificate))
+    hosts, ends = ", ".join(hosts_of(certificate)), certificate.not_valid_after_utc
+    kind = "server certificate" if hosts else "authority"
+    days = round((ends - (now or datetime.now(UTC))) / timedelta(days=1))
     lines = [
-        f"{f'server certificate for {whom}' if whom else 'authority'}: valid until {ends:%Y-%m-%d} ({_days(left)})",
+        f"{kind}{f' for {hosts}' if hosts else ''}: valid until {ends:%Y-%m-%d} ({days} days left)",
         f"its SHA-256: {certificate.fingerprint(hashes.SHA256()).hex(':').upper()}",
     ]
-    if left <= timedelta(0):
-        lines.append(f"warning: the {'server certificate' if whom else 'authority'} has expired")
-    elif left < timedelta(days=WARN_DAYS):
-        lines.append(f"warning: the {'server certificate' if whom else 'authority'} expires {_days(left)}")
+    if days < WARN_DAYS:
+        lines.append(f"warning: the {kind} {f'expires in {days} days' if days > 0 else 'has expired'}")
     return lines
 
 
@@ -127,24 +129,20 @@ def check_server(
         raise UserError(f"server.crt: not valid for {', '.join(missing)}; {advice}")
 
 
-def _days(span: timedelta) -> str:
-    """``in 12 days`` or ``3 days ago``, to the nearest day."""
-    days = round(abs(span) / timedelta(days=1))
-    words = f"{days} day{'' if days == 1 else 's'}" if days else "less than a day"
-    return f"in {words}" if span > timedelta(0) else f"{words} ago"
-
-
-def _certificate(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, began: datetime, days: int
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    began: datetime,
+    days: int,
+    signs_certificates: bool,
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public)
     builder = builder.serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(began - SKEW).not_valid_after(began + timedelta(days=days))
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-
-
-def _usage(signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    constraints = x509.BasicConstraints(ca=signs_certificates, path_length=0 if signs_certificates else None)
+    usage = x509.KeyUsage(
         digital_signature=not signs_certificates,
         content_commitment=False,
         key_encipherment=False,
@@ -155,10 +153,7 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    return builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
 
 
 def _general(host: str) -> x509.GeneralName:

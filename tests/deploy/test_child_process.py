@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,15 +16,15 @@ pytest.importorskip("flwr")
 
 from processes_helpers import exists, wait
 
-from fedc2i.deploy.process_guard import below
-from fedc2i.deploy.program import Program, environment
-from fedc2i.deploy.supervisor import supervise
+from fedc2i.deploy.child_process import ChildProcess, environment
+from fedc2i.deploy.process_tree import below
+from fedc2i.deploy.supernode import keep_running
 
 
-class Shell(Program):
+class Shell(ChildProcess):
     """A program that starts at once."""
 
-    superlink = "nowhere:1"
+    site = SimpleNamespace(coordinator="nowhere:1")
 
     def __init__(self, folder: Path, script: str) -> None:
         super().__init__("shell", folder)
@@ -71,8 +72,8 @@ def test_a_program_that_does_not_listen_is_ended_by_force(tmp_path: Path) -> Non
 _PARENT = """
 import sys, time
 from pathlib import Path
-from fedc2i.deploy.program import Program
-program = Program("shell", Path(sys.argv[1]))
+from fedc2i.deploy.child_process import ChildProcess
+program = ChildProcess("shell", Path(sys.argv[1]))
 program.launch(["sh", "-c", "setsid sleep 60 & sleep 61"])
 time.sleep(60)
 """
@@ -90,7 +91,7 @@ def test_programs_end_when_our_process_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
-    program = Program("nothing", tmp_path)
+    program = ChildProcess("nothing", tmp_path)
     program.launch([str(tmp_path / "missing")])
     assert wait(lambda: not program.is_alive(), 5)
     assert program.exit_code == 127
@@ -122,7 +123,7 @@ def test_supervise_starts_again_until_it_is_stopped(tmp_path: Path) -> None:
         if shell.starts == 2 and "restarting" in line:
             stop.set()
 
-    supervise(shell, stop, listen)  # type: ignore[arg-type]
+    keep_running(shell, stop, listen)  # type: ignore[arg-type]
     assert shell.starts == 2
     assert "ended with code 4: broken" in said[1]
     assert "restarting in 1 s" in said[1]
@@ -134,7 +135,7 @@ def test_supervise_ends_on_sigterm(tmp_path: Path) -> None:
     shell, said = Shell(tmp_path, "sleep 60"), list[str]()
     before = signal.getsignal(signal.SIGTERM)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    supervise(shell, say=said.append)  # type: ignore[arg-type]
+    keep_running(shell, say=said.append)  # type: ignore[arg-type]
     assert said[-1] == "shell: stopped"
     assert not shell.is_alive()
     assert signal.getsignal(signal.SIGTERM) is before

@@ -1,4 +1,4 @@
-"""Runs one program and ends everything that it started, even if our own process is killed.
+"""Runs one program and ends its whole tree of processes, even if our own process is killed.
 
 Flower's programs start others, some in their own sessions, so a process group does not contain them. This small process
 is the program's parent: orphans below it become its children (sub-reaper, on Linux), it notices when our process has
@@ -27,13 +27,18 @@ def _control(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
+def die_with_parent() -> None:
+    """The kernel ends this process when the one that started it ends (Linux)."""
+    _control(_DEATH_SIGNAL, signal.SIGKILL)
+
+
 def _start(command: list[str]) -> int:
     own = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
-        _control(_DEATH_SIGNAL, signal.SIGKILL)
+        die_with_parent()
         if os.getppid() == own:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
             os.execvp(command[0], command)

@@ -19,11 +19,10 @@ from flwr.app import Context, Message, RecordDict
 
 from fedc2i import Federation, Result, UserError, run
 from fedc2i.data.federation import Client
-from fedc2i.deploy import lead as leading
 from fedc2i.deploy.client_app import app_in
-from fedc2i.deploy.lead import Job, lead
+from fedc2i.deploy.job import Job
 from fedc2i.deploy.run_description import understand
-from fedc2i.deploy.server_app import job_of
+from fedc2i.deploy.server_app import run_job
 from fedc2i.deploy.site_folder import make_site
 from fedc2i.engine.records import POINTS, Round
 from fedc2i.flower import site
@@ -54,7 +53,7 @@ def with_figures() -> None:
 def no_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take longer than all the rest."""
     if "with_figures" not in request.fixturenames:
-        monkeypatch.setattr("fedc2i.deploy.lead.figures.draw_run", lambda result, folder: None)
+        monkeypatch.setattr("fedc2i.deploy.server_app.figures.draw_run", lambda result, folder: None)
 
 
 @pytest.fixture
@@ -121,7 +120,7 @@ def test_a_run_over_partitions_of_a_data_set(with_figures: None, tmp_path: Path,
         nodes[100 + k] = FakeNode(app, own)
     said: list[str] = []
     out = tmp_path / "deep" / "run"
-    result = lead(FakeGrid(nodes), job(out, sites=(), count=3, settings={"seeds": "0,4"}), said.append)
+    result = run_job(FakeGrid(nodes), job(out, sites=(), count=3, settings={"seeds": "0,4"}), said.append)
     assert {name for name, content in files_below(out).items() if content is not None} == {
         *("config.toml", "job.json", "run.json", "metrics.jsonl", "influence.npz", "summary.json", "log.txt"),
         *("accuracy.png", "influence.png", "influence_classes.png"),
@@ -159,7 +158,7 @@ def test_a_run_over_site_folders_with_keys(tmp_path: Path, federation: Federatio
     nodes[109] = at_home(federation.clients[2], federation.classes, 109)  # nobody we know
     said: list[str] = []
     wanted = job(tmp_path / "run", sites=("south", "north"), keys=keys)
-    result = lead(FakeGrid(nodes), wanted, said.append)
+    result = run_job(FakeGrid(nodes), wanted, said.append)
     a, b, _ = federation.clients
     twins = tuple(Client(name, own.train, own.validation, own.test) for name, own in (("south", b), ("north", a)))
     assert_same(result, in_process(Federation("twins", twins, tuple("0123"))))
@@ -171,7 +170,7 @@ def test_a_run_over_site_folders_with_keys(tmp_path: Path, federation: Federatio
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedproto", "fedc2i:gamma=ramp(4),influence=first-order"])
 def test_methods_and_options_give_the_same_numbers(method: str, tmp_path: Path, federation: Federation) -> None:
-    got = lead(grid_of(federation), job(tmp_path, method), lambda line: None)
+    got = run_job(grid_of(federation), job(tmp_path, method), lambda line: None)
     want = in_process(federation, method)
     assert_same(got, want)
     assert (got.label, got.key) == (want.label, want.key)
@@ -179,7 +178,7 @@ def test_methods_and_options_give_the_same_numbers(method: str, tmp_path: Path, 
 
 def test_it_stops_early_as_in_one_process(tmp_path: Path, federation: Federation) -> None:
     more = {"rounds": 9, "patience": 1, "lr": 0.01, "seeds": (0, 1)}
-    got = lead(grid_of(federation), job(tmp_path, settings=more), lambda line: None)
+    got = run_job(grid_of(federation), job(tmp_path, settings=more), lambda line: None)
     want = in_process(federation, **more)
     assert [(own.seed, own.round) for own in got.rounds] == [(own.seed, own.round) for own in want.rounds]
     assert len(got.rounds) < 18
@@ -201,7 +200,7 @@ def test_what_would_fail_later_is_refused_before_the_first_round(
 ) -> None:
     grid = grid_of(make_federation((12, 9, 7)))
     with pytest.raises(UserError, match=line):
-        lead(grid, job(tmp_path, settings=settings), lambda line: None)
+        run_job(grid, job(tmp_path, settings=settings), lambda line: None)
     assert all(kind == "query" for _, kind in grid.log)
     assert f"error: {line}" in (tmp_path / "log.txt").read_text()
 
@@ -222,17 +221,17 @@ def test_after_a_crash_the_same_command_goes_on_to_the_same_end(
     method: str, settings: dict[str, Any], tmp_path: Path, federation: Federation
 ) -> None:
     more = {"rounds": 4, "seeds": "0,1", **settings}
-    want = lead(grid_of(federation), job(tmp_path / "whole", method, settings=more), lambda line: None)
+    want = run_job(grid_of(federation), job(tmp_path / "whole", method, settings=more), lambda line: None)
     grid, said = grid_of(federation), list[str]()
     wanted = job(tmp_path / "broken", method, settings=more)
     for number in (2, 5, 6, 4, 11):
         crash_at(grid, number)
         with pytest.raises(CrashError):
-            lead(grid, wanted, said.append)
+            run_job(grid, wanted, said.append)
         assert wanted.is_unfinished
         assert not wanted.is_finished
     grid.before = lambda to, message: None
-    got = lead(grid, wanted, said.append)
+    got = run_job(grid, wanted, said.append)
     assert wanted.is_finished
     assert not wanted.is_unfinished
     assert_same(got, want)
@@ -265,28 +264,28 @@ def test_a_file_that_was_changed_since_is_refused(tmp_path: Path, federation: Fe
     grid, wanted = grid_of(federation), job(tmp_path / "run", f"{file}:ChangedSince")
     crash_at(grid, 1)
     with pytest.raises(CrashError):
-        lead(grid, wanted, lambda line: None)
+        run_job(grid, wanted, lambda line: None)
     before = files_below(tmp_path / "run")
     file.write_text(OWN_METHOD + "# another word\n")
     grid.before = lambda to, message: None
     for _ in range(2):
         with pytest.raises(UserError, match=r"mine\.py, where its method comes from, is not what it was"):
-            lead(grid, wanted, lambda line: None)
+            run_job(grid, wanted, lambda line: None)
     assert {name: text for name, text in files_below(tmp_path / "run").items() if name != "log.txt"} == {
         name: text for name, text in before.items() if name != "log.txt"
     }
     file.write_text(OWN_METHOD)
     crash_at(grid, 1)
     with pytest.raises(CrashError):  # it goes on, as far as the sites
-        lead(grid, wanted, lambda line: None)
+        run_job(grid, wanted, lambda line: None)
 
 
 def test_after_a_crash_it_waits_for_all_sites_not_for_the_first(tmp_path: Path, federation: Federation) -> None:
-    want = lead(grid_of(federation), job(tmp_path / "whole"), lambda line: None)
+    want = run_job(grid_of(federation), job(tmp_path / "whole"), lambda line: None)
     grid, wanted = grid_of(federation), job(tmp_path / "broken", wait=20.0)
     crash_at(grid, 5)
     with pytest.raises(CrashError):
-        lead(grid, wanted, lambda line: None)
+        run_job(grid, wanted, lambda line: None)
     late, looks, real = grid.nodes.pop(102), [], grid.get_nodes
 
     def come_back() -> Any:
@@ -296,14 +295,14 @@ def test_after_a_crash_it_waits_for_all_sites_not_for_the_first(tmp_path: Path, 
         return real()
 
     grid.get_nodes = come_back  # type: ignore[method-assign]
-    assert_same(lead(grid, wanted, lambda line: None), want)
+    assert_same(run_job(grid, wanted, lambda line: None), want)
 
 
 def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path: Path, federation: Federation) -> None:
     grid = grid_of(federation)
     crash_at(grid, 4)
     with pytest.raises(CrashError):
-        lead(grid, job(tmp_path), lambda line: None)
+        run_job(grid, job(tmp_path), lambda line: None)
     before = files_below(tmp_path)
     for other in (
         job(tmp_path, "fedavg"),
@@ -314,19 +313,19 @@ def test_a_run_of_other_settings_is_not_gone_on_with(tmp_path: Path, federation:
     ):
         assert not other.is_unfinished
         with pytest.raises(UserError, match=r": holds a run with other settings; choose another --out$"):
-            lead(grid, other, lambda line: None)
+            run_job(grid, other, lambda line: None)
     after = files_below(tmp_path)
     assert {name for name in after if after[name] != before.get(name)} == {"log.txt"}
     slower = job(tmp_path, policy=Policy(deadline=30.0, poll=0.0, min_sites=2), wait=1.0)
     assert slower.is_unfinished  # how long to wait does not decide the numbers
-    lead(grid, slower, lambda line: None)
+    run_job(grid, slower, lambda line: None)
 
 
 def test_a_finished_run_is_left_alone(tmp_path: Path, federation: Federation) -> None:
-    lead(grid_of(federation), job(tmp_path, settings={"rounds": 1}), lambda line: None)
+    run_job(grid_of(federation), job(tmp_path, settings={"rounds": 1}), lambda line: None)
     before = files_below(tmp_path)
     with pytest.raises(UserError, match=r": this run is finished; choose another --out$"):
-        lead(grid_of(federation), job(tmp_path, settings={"rounds": 1}), lambda line: None)
+        run_job(grid_of(federation), job(tmp_path, settings={"rounds": 1}), lambda line: None)
     assert files_below(tmp_path) == before
 
 
@@ -334,7 +333,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path, federation: Federation) ->
 def test_a_damaged_record_of_the_run_is_a_line(content: str, tmp_path: Path, federation: Federation) -> None:
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(UserError, match=r"run\.json: cannot be read|other settings") as refused:
-        lead(grid_of(federation), job(tmp_path), lambda line: None)
+        run_job(grid_of(federation), job(tmp_path), lambda line: None)
     assert "\n" not in str(refused.value)
     assert not job(tmp_path).is_unfinished
 
@@ -344,14 +343,14 @@ def test_a_record_that_lacks_something_is_a_line(part: str, tmp_path: Path, fede
     grid = grid_of(federation)
     crash_at(grid, 1)
     with pytest.raises(CrashError):
-        lead(grid, job(tmp_path), lambda line: None)
+        run_job(grid, job(tmp_path), lambda line: None)
     values = json.loads((tmp_path / "run.json").read_text())
     for broken in ({**values, part: []}, {name: own for name, own in values.items() if name != part}):
         (tmp_path / "run.json").write_text(json.dumps(broken))
         if part == "run" and broken.get(part) == []:
             continue  # any text names a run
         with pytest.raises(UserError) as refused:
-            lead(grid, job(tmp_path), lambda line: None)
+            run_job(grid, job(tmp_path), lambda line: None)
         assert "\n" not in str(refused.value)
 
 
@@ -364,10 +363,10 @@ def test_too_few_sites_are_a_line(tmp_path: Path, federation: Federation) -> Non
     wanted = job(tmp_path, policy=Policy(20.0, min_sites=3, poll=0.0))
     line = r"^after 0 s 2 of 3 sites are connected; missing: b; at least 3 are needed$"
     with pytest.raises(UserError, match=line):
-        lead(grid, wanted, lambda line: None)
+        run_job(grid, wanted, lambda line: None)
     assert not (tmp_path / "run.json").exists()
     grid.nodes[101] = at_home(federation.clients[1], federation.classes, 101)
-    assert_same(lead(grid, wanted, lambda line: None), in_process(federation))  # the same folder serves
+    assert_same(run_job(grid, wanted, lambda line: None), in_process(federation))  # the same folder serves
 
 
 def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path: Path, federation: Federation) -> None:
@@ -379,7 +378,7 @@ def test_a_site_that_comes_late_takes_part_from_then_on(tmp_path: Path, federati
             grid.nodes[101] = late
 
     grid.before = come
-    result = lead(grid, job(tmp_path, "fedavg", settings={"rounds": 4}), said.append)
+    result = run_job(grid, job(tmp_path, "fedavg", settings={"rounds": 4}), said.append)
     assert [own.participants for own in result.rounds] == [("a", "c")] * 2 + [("a", "b", "c")] * 2
     assert "after 0 s 2 of 3 sites are connected; missing: b; starting without the others" in said
     assert "b has joined, 9 samples" in said
@@ -404,8 +403,8 @@ def test_a_late_site_weighs_the_same_after_a_crash(tmp_path: Path, federation: F
         grid.before = come
         if crash:
             with pytest.raises(CrashError):
-                lead(grid, wanted, lambda line: None)
-        return lead(grid, wanted, lambda line: None)
+                run_job(grid, wanted, lambda line: None)
+        return run_job(grid, wanted, lambda line: None)
 
     want = course(tmp_path / "whole", 0)
     assert [len(own.participants) for own in want.rounds] == [2, 2, 3, 3]
@@ -417,7 +416,7 @@ def test_a_site_that_never_comes_is_a_gap_in_the_tables(
 ) -> None:
     grid = grid_of(federation)
     del grid.nodes[102]
-    result = lead(grid, job(tmp_path, settings={"rounds": 2}), lambda line: None)
+    result = run_job(grid, job(tmp_path, settings={"rounds": 2}), lambda line: None)
     assert np.isnan(result.accuracy("trained")).tolist() == [[False, False, True]]
     assert np.isfinite(read_run(tmp_path).averages("trained")["Avg"]).all()
     assert is_drawn(tmp_path / "accuracy.png")
@@ -434,7 +433,7 @@ def renamed(federation: Federation, names: str) -> tuple[Client, tuple[str, ...]
 def test_sites_with_different_classes_share_those_they_have(tmp_path: Path, federation: Federation) -> None:
     homes = [renamed(federation, names) for names in ("zb", "ba")]
     grid, said = FakeGrid({k: at_home(*own, k) for k, own in enumerate(homes)}), list[str]()
-    result = lead(grid, job(tmp_path, sites=("zb", "ba")), said.append)
+    result = run_job(grid, job(tmp_path, sites=("zb", "ba")), said.append)
     assert "the sites have different classes; the run has all 3 of them: a, b, z" in said
     assert (
         "classes by site: zb z, b; ba b, a; if that is wrong, correct the data, or fix the list with --classes" in said
@@ -451,7 +450,7 @@ def test_sites_with_different_classes_share_those_they_have(tmp_path: Path, fede
 def test_a_site_with_a_class_that_the_run_lacks_is_left_out_by_name(tmp_path: Path, federation: Federation) -> None:
     homes = [renamed(federation, names) for names in ("ab", "bc")]
     grid, said = FakeGrid({k: at_home(*own, k) for k, own in enumerate(homes)}), list[str]()
-    result = lead(grid, job(tmp_path, sites=("ab", "bc"), classes=("a", "b")), said.append)
+    result = run_job(grid, job(tmp_path, sites=("ab", "bc"), classes=("a", "b")), said.append)
     line = "bc has the classes b, c, and the run has no c; it has a, b, and --classes can name more at its start"
     assert said.count(f"a site is rejected: {line}") == 1
     assert [own.participants for own in result.rounds] == [("ab",)] * 3
@@ -461,7 +460,7 @@ def test_a_site_with_images_of_another_size_is_left_out_by_name(tmp_path: Path, 
     a, b, _ = federation.clients
     small = Client("b", *(type(own)(own.x[:, :, :12, :12], own.y) for own in (b.train, b.validation, b.test)))
     grid, said = FakeGrid({1: at_home(a, federation.classes, 1), 2: at_home(small, federation.classes, 2)}), list[str]()
-    result = lead(grid, job(tmp_path, sites=("a", "b")), said.append)
+    result = run_job(grid, job(tmp_path, sites=("a", "b")), said.append)
     line = "a site is rejected: b has images of 12x12, the run of 16x16; its site.toml can set image_size"
     assert said.count(line) == 1
     assert [own.participants for own in result.rounds] == [("a",)] * 3
@@ -474,12 +473,12 @@ def test_a_job_is_the_same_as_text(tmp_path: Path) -> None:
     wanted = job(
         tmp_path, "fedc2i:gamma=2", classes=("x", "ä"), keys={"a": "ssh-ed25519 AAA"}, settings={"seeds": (1, 2)}
     )
-    again = Job.from_json(wanted.to_json())
+    again = Job.read(wanted.write())
     assert again.digest == wanted.digest
     assert (again.out, again.sites, again.classes, again.policy) == (tmp_path, wanted.sites, wanted.classes, POLICY)
-    assert again.to_json() == wanted.to_json()
-    (tmp_path / "job.json").write_text(wanted.to_json())
-    assert job_of({"job": str(tmp_path / "job.json"), "method": "other"}) == again
+    before = (tmp_path / "job.json").read_bytes()
+    assert again.write().read_bytes() == before
+    assert Job.from_config({"job": str(tmp_path / "job.json"), "method": "other"}) == again
 
 
 KEYS: dict[str, Any] = {
@@ -489,34 +488,36 @@ KEYS: dict[str, Any] = {
 
 
 def test_a_job_from_single_keys() -> None:
-    found = job_of(KEYS)
+    found = Job.from_config(KEYS)
     assert (found.out, found.method, found.count, found.wait) == (Path("run"), "fedavg", 2, 3.0)
     assert found.settings == {"lr": "0.1", "mu": "2", "rounds": 20, "seeds": "0,1"}
     assert found.policy == Policy(9.0, 2, half=True)
+    with pytest.raises(UserError, match=r"'wire' must be float32 \| float16"):
+        Job.from_config({**KEYS, "wire": "float8"})
 
 
 @pytest.mark.parametrize(
     "values",
-    [{"job": "nowhere.json"}, {}, {**KEYS, "sites": "two"}, {**KEYS, "deadline": None}, {"job": "."}],
+    [{"job": "nowhere.json"}, {}, {**KEYS, "sites": "two"}, {**KEYS, "wait": None}, {"job": "."}],
     ids=lambda own: str(own)[:20],
 )
 def test_a_configuration_that_cannot_be_read_is_a_line(values: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"^the run's configuration cannot be read \(\w+: .+\)$"):
-        job_of(values)
+        Job.from_config(values)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{}", '{"out": "x", "policy": 3}', '{"out": "x", "policy": {"a": 1}}'])
 def test_a_job_that_is_none_is_a_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(text)
     with pytest.raises(UserError, match=r"^the run's configuration cannot be read \(\w+: .+\)$"):
-        job_of({"job": str(tmp_path / "job.json")})
+        Job.from_config({"job": str(tmp_path / "job.json")})
 
 
 def test_a_log_that_cannot_be_written_is_a_line(tmp_path: Path, federation: Federation) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"log\.txt: cannot be written \(Not a directory\)$"):
-        lead(grid_of(federation), job(tmp_path / "file" / "run"), lambda line: None)
-    assert leading.Job(tmp_path / "file", "fedavg").is_unfinished is False
+        run_job(grid_of(federation), job(tmp_path / "file" / "run"), lambda line: None)
+    assert Job(tmp_path / "file", "fedavg").is_unfinished is False
 
 
 def test_an_answer_to_an_earlier_seed_is_of_no_use_to_the_next(tmp_path: Path, federation: Federation) -> None:
@@ -530,7 +531,7 @@ def test_an_answer_to_an_earlier_seed_is_of_no_use_to_the_next(tmp_path: Path, f
 
     grid.before = slow_down
     wanted = job(tmp_path, settings={"rounds": 2, "seeds": "0,1"}, policy=Policy(deadline=0.2, poll=0.001))
-    result = lead(grid, wanted, lambda line: None)
+    result = run_job(grid, wanted, lambda line: None)
     want = in_process(federation, rounds=2, seeds=(1,))
     assert result.last(0).participants == ("a", "b")
     assert_same(result.only(1), want)
@@ -542,12 +543,12 @@ def test_a_seed_that_was_finished_is_not_scored_again(tmp_path: Path, federation
     grid = grid_of(federation)
     crash_at(grid, 3 * 3 + 2)  # two rounds and the last exchange of three sites, and into the next seed
     with pytest.raises(CrashError):
-        lead(grid, wanted, lambda line: None)
+        run_job(grid, wanted, lambda line: None)
     before = journal_of(tmp_path, 0)
     assert before
     again = grid_of(federation)
     del again.nodes[max(again.nodes)]
-    result = lead(again, wanted, lambda line: None)
+    result = run_job(again, wanted, lambda line: None)
     assert [own.metrics for own in result.rounds if own.seed == 0] == [own.metrics for own in before]
 
 
