@@ -38,7 +38,7 @@ def tables(
     labels = {name: _label(name, main, grid) for name in next(iter(main.values()))}
     smaller = {name: f"with {name}" for name in next(iter(parts.values())) if name != OURS}
     titles = f"{first.method.title} on equal terms", f"{labels[OURS]} with one option removed at a time"
-    scored, removed = (f"{title}: test accuracy (%), {seeds_label(first)}" for title in titles)
+    scored, removed = (f"{title}: test accuracy (%), {seeds_label(first.config.seeds)}" for title in titles)
     notes = [SEEDS_NOTE, *notes]
     ours = {OURS: labels[OURS], **smaller}
     return {

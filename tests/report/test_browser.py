@@ -14,7 +14,7 @@ import pytest
 
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report.html import page as report
-from fedc2i.report.html.client_influence import client_influences
+from fedc2i.report.html.influence_text import client_influences
 from support.helpers import blank_federation, made_up
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")

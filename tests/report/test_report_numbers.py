@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,10 @@ from fedc2i.analysis.weights import finite_mean, mean_weights, of_last_round, of
 from fedc2i.core.errors import UserError
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report.comparison import comparison_table
-from fedc2i.report.html.chart_data import accuracies, chart_data
-from fedc2i.report.html.client_influence import client_influences
-from fedc2i.report.html.encoding import pack, rounds_to_keep, to_script
-from fedc2i.report.html.graph_nodes import MOST_NODES, clusters, graph_nodes
-from fedc2i.report.html.influence_text import influence_text
-from fedc2i.report.html.key_numbers import key_numbers
+from fedc2i.report.html.chart_data import accuracies, chart_data, pack, rounds_to_keep, to_script
+from fedc2i.report.html.graph import MOST_NODES, clusters, graph_nodes
+from fedc2i.report.html.influence_text import client_influences, influence_text
 from fedc2i.report.html.side_by_side import (
-    best_of_each_point,
     common_seeds,
     difference_table,
     differences,
@@ -28,8 +25,7 @@ from fedc2i.report.html.side_by_side import (
     score_table,
     settings_that_differ,
 )
-from fedc2i.report.html.verdict_text import Text, verdict_text
-from fedc2i.report.html.warning_notes import warning_notes
+from fedc2i.report.html.verdict import Text, key_numbers, verdict_text, warning_notes
 from fedc2i.runs.results import Array, Result
 from support.helpers import blank_federation, made_up
 
@@ -260,16 +256,19 @@ def test_a_method_without_influence_says_so() -> None:
 
 
 def test_the_same_method_twice_is_told_apart_by_its_folder() -> None:
-    found = distinct([influential(), influential(), influential()], ["x", "y", "y"])
-    assert [one.label for one in found] == ["FedC²I [x]", "FedC²I [y]", "FedC²I [y]'"]
+    found = distinct([influential()] * 3, [Path("a/x"), Path("b/y"), Path("b/y")])
+    assert [one.label for one in found] == ["FedC²I [a/x]", "FedC²I [b/y]", "FedC²I [b/y]'"]
+    assert [one.label for one in distinct(found[:1] * 2, [Path("a/x"), Path("b/y")])] == [
+        "FedC²I [a/x] [x]",
+        "FedC²I [a/x] [y]",
+    ]
     assert len({row.cells[0] for row in score_table(found).rows}) == 3
 
 
 def test_the_best_is_marked_among_the_rows_of_one_point() -> None:
     first = made_up(ABC, {0: [[50, 60, NAN]]}, lift=20)
     second = made_up(ABC, {0: [[55, 60, NAN]]}, method=FedAvg(), lift=1)
-    plain = comparison_table([first, second])
-    rows = best_of_each_point(plain, [first, second]).rows
+    rows = comparison_table([first, second]).rows
     assert [(row.cells[0], row.cells[1].strip(" *")) for row in rows] == [
         (label, point) for label in ("FedC²I", "FedAvg") for point in ("before", "after")
     ]
@@ -312,7 +311,7 @@ def test_attacks_and_uploads_left_out_are_said() -> None:
 
 def test_other_clients_are_refused() -> None:
     with pytest.raises(UserError, match="has other clients or classes"):
-        distinct([influential(), made_up(blank_federation(("a", "b")), {0: [[1, 2]]})], ["x", "y"])
+        distinct([influential(), made_up(blank_federation(("a", "b")), {0: [[1, 2]]})], [Path("x"), Path("y")])
 
 
 def test_settings_that_differ_are_named() -> None:

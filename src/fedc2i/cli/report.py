@@ -37,17 +37,16 @@ def report(
 
     Several runs over the same clients stand side by side. The page asks no server for anything.
     """
-    from fedc2i.report.html.client_influence import client_influences
-    from fedc2i.report.html.influence_text import influence_text
+    from fedc2i.report.html.influence_text import client_influences, influence_text
     from fedc2i.report.html.page import write
-    from fedc2i.report.html.side_by_side import distinct_by_folder
-    from fedc2i.report.html.verdict_text import verdict_text
+    from fedc2i.report.html.side_by_side import distinct
+    from fedc2i.report.html.verdict import verdict_text
     from fedc2i.runs.finished_run import read_run
 
     found = list({run.absolute(): run for folder in folders for run in runs_below(folder)}.values())
     for line in filter(None, map(_left, folders)):
         Console(stderr=True, soft_wrap=True).print(line, style="yellow", highlight=False, markup=False)
-    results = distinct_by_folder([read_run(run) for run in found], found)
+    results = distinct([read_run(run) for run in found], found)
     page = write(results, out, folders=found, with_samples=samples)
     said = verdict_text(results)
     words = [said.headline, *said.warnings, *said.sentences]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,16 +50,14 @@ def comparison_table(results: Sequence[Result], against_paper: bool = False) -> 
     first = results[0]
     columns = list(first.scores("trained"))
     scores = {(result.key, point): result.scores(point) for result in results for point in POINTS}
-    best = {
-        (point, column): max(round(scores[result.key, point][column].mean, 2) for result in results)
-        for point in POINTS
-        for column in columns
-        if len(results) > 1
-    }
+    best: dict[tuple[Point, str], float] = {}
+    for point, column in itertools.product(POINTS, columns) if len(results) > 1 else ():
+        means = [round(scores[result.key, point][column].mean, 2) for result in results]
+        best[point, column] = max(filter(math.isfinite, means), default=math.nan)
     tied = ties(results)
     title = f"Test accuracy (%) on {first.config.data}, {first.config.model}, {counted(first.config.rounds, 'round')}"
     table = Table(
-        f"{title}, {seeds_label(first)}",
+        f"{title}, {seeds_label(first.config.seeds)}",
         ("Method", POINT_COLUMN, *columns),
         averages=len(columns) - len(first.federation.names),
         bold=BEST if best else "",
@@ -128,9 +128,8 @@ def difference(ours: Score, theirs: Score | None, column: str, result: Result) -
     return f"{ours.mean - theirs.mean:+z.2f} pt" if deviations is None else f"{deviations:+z.1f} sd"
 
 
-def seeds_label(result: Result) -> str:
+def seeds_label(seeds: Sequence[int]) -> str:
     """How many seeds a table is over."""
-    seeds = result.config.seeds
     return f"{len(seeds)} seeds, mean ± sample sd" if len(seeds) > 1 else f"seed {seeds[0]}"
 
 

@@ -11,8 +11,7 @@ import numpy as np
 from fedc2i.analysis.weights import of_last_round
 from fedc2i.report import figures
 from fedc2i.report.comparison import comparison_table
-from fedc2i.report.html.side_by_side import best_of_each_point
-from fedc2i.report.table import Table, size
+from fedc2i.report.table import size
 from fedc2i.runs.results import Comparison, Result
 
 MOST_CLIENTS = 12  # columns of an HTML table
@@ -52,12 +51,8 @@ def comparison_html(results: Comparison) -> str:
 
 
 def _scores(results: Sequence[Result]) -> str:
-    """The best of each point in bold, if there are several to choose from."""
-    return _table(best_of_each_point(comparison_table(results), results), len(results[0].federation.names))
-
-
-def _table(table: Table, clients: int) -> str:
     """The first clients and all averages; the notes below."""
+    table, clients = comparison_table(results), len(results[0].federation.names)
     shown = [*range(2 + min(clients, MOST_CLIENTS)), *range(2 + clients, len(table.header))]
     notes = [f"{MOST_CLIENTS} of {clients} clients are shown."] if clients > MOST_CLIENTS else []
     lines = [_row("th", [(table.header[k], k, "") for k in shown], _LINE)]

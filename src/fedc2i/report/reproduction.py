@@ -150,7 +150,7 @@ def averages_table(title: str, found: Sequence[Sequence[Result]]) -> Table:
     ``found`` holds for each data set the same methods in the same order.
     """
     header = [name for results in found for name in _columns(results[0])]
-    table = Table(f"{title}; {seeds_label(found[0][0])}", ("Method", POINT_COLUMN, *header), bold=BEST)
+    table = Table(f"{title}; {seeds_label(found[0][0].config.seeds)}", ("Method", POINT_COLUMN, *header), bold=BEST)
     all_ties = [ties(results) for results in found]
     for rows in zip(*found, strict=True):
         for point in POINTS:
@@ -173,7 +173,7 @@ def gamma_table(found: Sequence[Sequence[Result]]) -> Table:
     header: list[str] = []
     for results in found:
         header += [f"{results[0].config.data} validation", *_columns(results[0])]
-    table = Table(f"Effect of γ; {seeds_label(found[0][0])}", ("γ", POINT_COLUMN, *header), bold=CHOSEN)
+    table = Table(f"Effect of γ; {seeds_label(found[0][0].config.seeds)}", ("γ", POINT_COLUMN, *header), bold=CHOSEN)
     for rows in zip(*found, strict=True):
         for point in POINTS:
             cells: list[str] = []

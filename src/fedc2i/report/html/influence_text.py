@@ -1,18 +1,102 @@
-"""What the influence shows, in words: who helps whom most, how much clients keep, which classes differ."""
+"""What the influence of the last round shows: client by client, and in words.
+
+Whom each client learned from and whom it taught, how much clients keep, and which classes have another helper.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedc2i.analysis.weights import DomainShare, domain_of, of_last_round
-from fedc2i.report.html.client_influence import ClientInfluence
-from fedc2i.report.html.verdict_text import Text
+from fedc2i.analysis.weights import DomainShare, domain_of, of_last_round, of_seeds
+from fedc2i.report.html.verdict import Text
 from fedc2i.report.table import counted, decimals, percent
 from fedc2i.runs.results import Array, Result
 
+NOTABLE = 0.1  # of an equal share; a client with less is no helper
+MARGIN = 1.2  # a class counts as different if its helper has a fifth more there than the client's usual one
+ABOVE = 1.25  # times an equal share; a helper with less there is not named
 FLAT = 0.1  # others within a tenth of their equal share: nobody is singled out
+
+Ranking = tuple[tuple[int, float], ...]  # clients with their λ, the largest first
+
+
+@dataclass(frozen=True)
+class ClassHelper:
+    """A class that leans on another helper than the client as a whole."""
+
+    label: int
+    helper: int  # who helps most with it
+    share: float  # that helper's Λ
+    usual: float  # the Λ of the client's usual helper for this class
+    equal: float  # an equal share of this class
+
+
+@dataclass(frozen=True)
+class ClientInfluence:
+    """Of one client."""
+
+    itself: float  # λ on its own model; nan if it measured nothing
+    learned: Ranking  # other clients by their λ here, those above a tenth of an equal share
+    taught: Ranking  # other clients by this client's λ there, likewise
+    steady: int  # in how many seeds the first helper is the first
+    seeds: int  # in how many it measured anything
+    exceptions: tuple[ClassHelper, ...]  # classes with another helper, the clearest first
+
+
+def client_influences(result: Result) -> list[ClientInfluence]:
+    """Of every client, from the mean over seeds after the last measured round; empty without influence vectors."""
+    vector = of_last_round(result, "influence_vector")
+    if vector.ndim != 2:
+        return []
+    matrix = of_last_round(result, "influence_matrix")
+    latest = [_latest(rounds) for rounds in of_seeds(result, "influence_vector")]
+    least = NOTABLE * (1 / len(vector))
+    found = []
+    for m in range(len(vector)):
+        learned, taught = _ranked(vector[m], m, least), _ranked(vector[:, m], m, least)
+        firsts = [own[0][0] for own in (_ranked(rows[m], m) for rows in latest) if own]
+        steady = firsts.count(learned[0][0]) if learned else 0
+        classes = _exceptions(vector[m], matrix[m], m) if matrix.ndim == 3 else ()
+        found.append(ClientInfluence(float(vector[m, m]), learned, taught, steady, len(firsts), classes))
+    return found
+
+
+def _ranked(values: Array, without: int, least: float = -np.inf) -> Ranking:
+    """Clients other than one by falling value, if measured and at least ``least``; ties go to the lower index."""
+    order = np.argsort(-np.where(np.isfinite(values), values, -np.inf), kind="stable")
+    return tuple((int(i), float(values[i])) for i in order if i != without and values[i] >= least)
+
+
+def _exceptions(vector: Array, matrix: Array, m: int) -> tuple[ClassHelper, ...]:
+    """Classes of client m whose first helper is not the first of λ, clearly so and well above an equal share.
+
+    From the influence vector ``(M,)`` and the influence matrix ``(M, C)`` of client m.
+    """
+    usual = _ranked(vector, m)
+    if not usual:
+        return ()
+    measured = np.isfinite(matrix)
+    others = np.where(measured, matrix, -np.inf)
+    others[m] = -np.inf
+    helpers, shares = others.argmax(0), others.max(0)
+    equal = 1 / np.maximum(1, measured.sum(0))
+    there = matrix[usual[0][0]]
+    clear = (helpers != usual[0][0]) & (shares >= ABOVE * equal) & ~(shares < MARGIN * there)
+    found = [
+        ClassHelper(int(c), int(helpers[c]), float(shares[c]), float(there[c]), float(equal[c]))
+        for c in np.flatnonzero(clear).tolist()
+    ]
+    return tuple(sorted(found, key=lambda one: one.usual - one.share))
+
+
+def _latest(rounds: Array) -> Array:
+    """``(rounds, M, M)`` of one seed to its last round that measured anything."""
+    measured = np.flatnonzero(np.isfinite(rounds).any(axis=(1, 2)))
+    latest: Array = rounds[measured[-1] if len(measured) else -1]
+    return latest
 
 
 def influence_text(result: Result, found: Sequence[ClientInfluence]) -> Text:
@@ -22,29 +106,24 @@ def influence_text(result: Result, found: Sequence[ClientInfluence]) -> Text:
         matrix = of_last_round(result, "influence_matrix").size
         also = ("It weighs classes, see the matrix below.",) if matrix else ()
         return Text(f"{result.label} measures no influence of clients on each other.", also)
-    vector = of_last_round(result, "influence_vector")
+    vector, places = of_last_round(result, "influence_vector"), decimals(len(names))
     equal = 1 / np.maximum(1, np.isfinite(vector).sum(1))
     own = [m for m in range(len(names)) if found[m].learned]
-    ties = [(found[m].learned[0][1] / equal[m], m) for m in own]
-    if not ties:
+    if not own:
         return Text("Every client keeps to itself: nobody gives weight to anyone else.", ())
-    times, m = max(ties)
+    times, m = max((found[m].learned[0][1] / equal[m], m) for m in own)
     helper, share = found[m].learned[0]
+    sentences = []
     if max(abs(value / equal[k] - 1) for k in own for _, value in found[k].learned) < FLAT:
-        line, first = "Influence is close to equal: no client is singled out as a helper.", []
+        line = "Influence is close to equal: no client is singled out as a helper."
     else:
-        weight = f"λ {share:.{decimals(len(names))}f}, {times:.1f} times an equal share"
-        line = f"{names[helper]} helps {names[m]} most: {weight}."
-        first = _both_ways(found[m], names[m], names[helper], float(vector[helper, m]), decimals(len(names)))
-    sentences = [*first, *_shares(vector, names), *_most_useful(vector, names), *_classes(result, found)]
+        line = f"{names[helper]} helps {names[m]} most: λ {share:.{places}f}, {times:.1f} times an equal share."
+        steady = f"{names[helper]} is its first helper in {found[m].steady} of {found[m].seeds} seeds."
+        other = f"In the other direction, {names[m]} has λ {vector[helper, m]:.{places}f} at {names[helper]}."
+        both = [steady] * (found[m].seeds > 1) + [other] * bool(np.isfinite(vector[helper, m]))
+        sentences = [" ".join(both)] if both else []
+    sentences += [*_shares(vector, names), *_most_useful(vector, names), *_classes(result, found)]
     return Text(line, tuple(sentences))
-
-
-def _both_ways(one: ClientInfluence, client: str, helper: str, back: float, places: int) -> list[str]:
-    """How steady the largest influence is, and what it is in the other direction."""
-    steady = [f"{helper} is its first helper in {one.steady} of {one.seeds} seeds."] if one.seeds > 1 else []
-    other = [f"In the other direction, {client} has λ {back:.{places}f} at {helper}."] if np.isfinite(back) else []
-    return [" ".join([*steady, *other])] if steady or other else []
 
 
 def _shares(vector: Array, names: Sequence[str]) -> list[str]:

@@ -12,17 +12,13 @@ from typing import Any
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
 from fedc2i.core.version import __version__
-from fedc2i.report.html.chart_data import chart_data
-from fedc2i.report.html.client_influence import MOST_HELPERS, ClientInfluence, client_influences
-from fedc2i.report.html.cost_table import cost_table
-from fedc2i.report.html.encoding import to_script
-from fedc2i.report.html.influence_text import influence_text
-from fedc2i.report.html.interval_table import read_intervals
-from fedc2i.report.html.key_numbers import key_numbers
+from fedc2i.report.html.chart_data import chart_data, to_script
+from fedc2i.report.html.influence_text import client_influences, influence_text
+from fedc2i.report.html.intervals import read_intervals
 from fedc2i.report.html.rerun_command import rerun_command
 from fedc2i.report.html.sample_images import sample_images
-from fedc2i.report.html.side_by_side import difference_table, distinct_by_folder, score_table, settings_that_differ
-from fedc2i.report.html.verdict_text import verdict_text
+from fedc2i.report.html.side_by_side import cost_table, difference_table, distinct, score_table, settings_that_differ
+from fedc2i.report.html.verdict import key_numbers, verdict_text
 from fedc2i.report.table import WHEN, decimals
 from fedc2i.runs.results import Result
 
@@ -31,7 +27,6 @@ EARLY = (  # before anything is drawn, or a dark page would begin with a white f
 )
 SCRIPTS = ("data", "theme", "curves", "heat", "graph", "client", "main")
 MOST_TEXTS = 4  # runs whose influence is described in words
-NO_PLOTLY = "a report needs plotly and jinja2: pip install 'fedc2i[report]'"
 
 
 def write(
@@ -68,8 +63,8 @@ def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, wi
         from markupsafe import Markup
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise UserError(NO_PLOTLY) from None
-    found = distinct_by_folder(results, folders or [Path(str(k + 1)) for k in range(len(results))])
+        raise UserError("a report needs plotly and jinja2: pip install 'fedc2i[report]'") from None
+    found = distinct(results, folders or [Path(str(k + 1)) for k in range(len(results))])
     intervals = [
         read_intervals(own, one.federation.names) for own, one in zip(folders or (), found, strict=bool(folders))
     ]
@@ -89,12 +84,11 @@ def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, wi
 
 
 def _words(results: Sequence[Result], with_samples: bool | None) -> dict[str, Any]:
-    first = results[0]
-    several = len(results) > 1
-    known = [client_influences(one) for one in results]
-    described = [(one, own) for one, own in zip(results, known, strict=True) if own][:MOST_TEXTS] or [(first, known[0])]
+    first, several = results[0], len(results) > 1
+    known = [(one, client_influences(one)) for one in results]
+    described = [pair for pair in known if pair[1]][:MOST_TEXTS] or known[:1]
     return {
-        "title": f"{first.label if not several else f'{len(results)} runs'} on {first.config.data}",
+        "title": f"{f'{len(results)} runs' if several else first.label} on {first.config.data}",
         "several": several,
         "verdict": verdict_text(results),
         "influence_texts": [(one.label, influence_text(one, own)) for one, own in described],
@@ -103,7 +97,7 @@ def _words(results: Sequence[Result], with_samples: bool | None) -> dict[str, An
         "differences": difference_table(results) if several else None,
         "settings": settings_that_differ(results) if several else [],
         "labels": [one.label for one in results],
-        "glances": [_glance(one, own) for one, own in zip(results, known, strict=True)],
+        "glances": [(one.label, own) for one, own in known],
         "classes": first.federation.classes,
         "samples": sample_images(first, with_samples),
         "costs": cost_table(results),
@@ -114,26 +108,9 @@ def _words(results: Sequence[Result], with_samples: bool | None) -> dict[str, An
         "points": WHEN,
         "version": __version__,
         "clients": first.federation.names,
-        "measures": any(own and one.config.engine != "flower" for one, own in zip(results, known, strict=True)),
+        "measures": any(own and one.config.engine != "flower" for one, own in known),
         "places": f"%.{decimals(len(first.federation.names))}f",
     }
-
-
-def _glance(result: Result, found: Sequence[ClientInfluence]) -> dict[str, Any]:
-    """A line a client, with names in place of numbers."""
-    names = result.federation.names
-    rows = [
-        {
-            "client": names[m],
-            "itself": one.itself,
-            "learned": [(names[i], share) for i, share in one.learned[:MOST_HELPERS]],
-            "taught": [(names[i], share) for i, share in one.taught[:MOST_HELPERS]],
-            "steady": (one.steady, one.seeds),
-            "exceptions": [(case.label, names[case.helper], case.share) for case in one.exceptions],
-        }
-        for m, one in enumerate(found)
-    ]
-    return {"label": result.label, "rows": rows}
 
 
 def _digest(script: str) -> str:

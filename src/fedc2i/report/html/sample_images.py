@@ -6,6 +6,7 @@ import base64
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +23,7 @@ PUBLIC = ("embedded", "digit5", "office10")  # images that anyone may see; other
 MOST_CLIENTS, MOST_CLASSES, SIDE = 12, 10, 40
 
 
-@dataclass(frozen=True)
-class Strip:
+class Strip(NamedTuple):
     """A client's name and one image a class beside each other, as a ``data:`` address."""
 
     client: str
@@ -40,30 +40,28 @@ class SampleImages:
 
 
 def sample_images(result: Result, wanted: bool | None) -> SampleImages:
-    """Images of a run's clients.
-
-    Args:
-        result: of the run.
-        wanted: whether to show them; None: only those of the public benchmarks.
-    """
-    config = result.config
-    source = config.data.partition(":")[0]
+    """Images of a run's clients, if they are ``wanted``; None: only those of the public benchmarks."""
+    config, federation = result.config, result.federation
     if wanted is False:
         return SampleImages(reason="Images were not wanted (--no-samples).")
     if config.engine == "flower":
         return SampleImages(reason="The images are at the sites and were never here.")
-    if wanted is None and source not in PUBLIC:
+    if wanted is None and config.data.partition(":")[0] not in PUBLIC:
         return SampleImages(
             reason="A run folder holds no images, and images of your own data are put into a page only if you ask for "
             "them: --samples."
         )
-    federation = result.federation
     if isinstance(federation, RemoteFederation):
         try:
             federation = _load(result)
         except UserError as error:
             return SampleImages(reason=f"A run folder holds no images, and the data cannot be loaded here: {error}.")
-    return _strips(federation)
+    clients, classes = federation.clients, federation.classes[:MOST_CLASSES]
+    if len(clients) > MOST_CLIENTS:  # the first of each domain
+        clients = tuple(reversed({domain_of(client.name): client for client in reversed(clients)}.values()))
+    return SampleImages(
+        tuple(Strip(client.name, _draw(client, len(classes))) for client in clients[:MOST_CLIENTS]), classes
+    )
 
 
 def _load(result: Result) -> Federation:
@@ -72,7 +70,7 @@ def _load(result: Result) -> Federation:
     Raises:
         UserError: if it is not here, or is not the same.
     """
-    config, before = result.config, result.federation.checksums
+    config = result.config
     place = None if config.data_dir is None else Path(config.data_dir)
     found = sources.load(
         config.data,
@@ -81,18 +79,9 @@ def _load(result: Result) -> Federation:
         partition=config.partition,
         seed=config.data_seed,
     )
-    if found.checksums != before:
+    if found.checksums != result.federation.checksums:
         raise UserError(f"what is here as {config.data} is not what the run was trained on")
     return found
-
-
-def _strips(federation: Federation) -> SampleImages:
-    firsts = {domain_of(client.name): client for client in reversed(federation.clients)}
-    few = len(federation.clients) <= MOST_CLIENTS
-    chosen = federation.clients if few else tuple(reversed(firsts.values()))
-    classes = federation.classes[:MOST_CLASSES]
-    strips = tuple(Strip(client.name, _draw(client, len(classes))) for client in chosen[:MOST_CLIENTS])
-    return SampleImages(strips, classes)
 
 
 def _draw(client: Client, classes: int) -> str:

@@ -1,4 +1,4 @@
-"""Runs side by side: which seeds can be paired, how far each run is below the best, which settings differ."""
+"""Runs side by side: their labels, scores, distance from the best over common seeds, settings that differ, and cost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fedc2i.analysis.significance import Paired, bootstrap_interval
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import names
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report.comparison import comparison_table
-from fedc2i.report.table import POINT_COLUMN, SHORT, Row, Table
+from fedc2i.report.comparison import comparison_table, reconstructions, seeds_label
+from fedc2i.report.table import POINT_COLUMN, SHORT, Row, Table, counted, size
 from fedc2i.runs.results import Array, Result
 from fedc2i.runs.settings import RunSettings
 
@@ -21,28 +21,10 @@ MOST_NAMED = 6  # seeds listed in a line
 MOST_COLUMNS = 12  # clients with their own column
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The best run of a point minus another, over the seeds that both have.
-
-    Attributes:
-        other: position of the other run.
-        paired: mean difference in points, its standard error, wins and losses.
-        interval: of 95 %, by bootstrap over seeds; None for one seed.
-    """
-
-    other: int
-    paired: Paired
-    interval: tuple[float, float] | None
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether the whole interval is above zero."""
-        return self.interval is not None and self.interval[0] > 0
-
-
-def distinct(results: Sequence[Result], names: Sequence[str]) -> list[Result]:
+def distinct(results: Sequence[Result], folders: Sequence[Path]) -> list[Result]:
     """The results with labels that differ: the same method twice gets the name of its folder.
+
+    Where these names are the same, they include that of the parent folder.
 
     Raises:
         UserError: if they are not of the same clients and classes.
@@ -54,23 +36,21 @@ def distinct(results: Sequence[Result], names: Sequence[str]) -> list[Result]:
                 f"{result.label} on {result.config.data} has other clients or classes than {results[0].label} on "
                 f"{results[0].config.data}; write a report for each"
             )
+    whole = [folder.absolute() for folder in folders]  # "." has no name
+    short = [folder.name for folder in whole]
+    if len({*short}) < len(short):
+        short = [f"{folder.parent.name}/{folder.name}" for folder in whole]
     labels = [result.label for result in results]
     found: list[Result] = []
-    for result, name in zip(results, names, strict=True):
-        twice = labels.count(result.label) > 1
-        label, key = (f"{result.label} [{name}]", f"{result.key} [{name}]") if twice else (result.label, result.key)
-        while any(label == other.label for other in found):
-            label, key = f"{label}'", f"{key}'"
-        found.append(replace(result, label=label, key=key))
+    for result, name in zip(results, short, strict=True):
+        mark = f" [{name}]" if labels.count(result.label) > 1 else ""
+        while any(result.label + mark == other.label for other in found):
+            mark += "'"
+        found.append(replace(result, label=result.label + mark, key=result.key + mark))
     return found
 
 
-def distinct_by_folder(results: Sequence[Result], folders: Sequence[Path]) -> list[Result]:
-    """`distinct` by the names of the runs' folders, with that of their parents where these are the same."""
-    whole = [folder.absolute() for folder in folders]  # "." has no name
-    short = [folder.name for folder in whole]
-    same = len({*short}) < len(short)
-    return distinct(results, [f"{folder.parent.name}/{folder.name}" for folder in whole] if same else short)
+# Seeds and rounds.
 
 
 def named(seeds: Sequence[int]) -> str:
@@ -86,7 +66,9 @@ def common_seeds(results: Sequence[Result]) -> tuple[int, ...]:
 
 
 def restricted(result: Result, seeds: Sequence[int]) -> Result:
-    """The same of some seeds only."""
+    """The same of some seeds only; of all if there are none."""
+    if not seeds:
+        return result
     rounds = [report for report in result.rounds if report.seed in seeds]
     return replace(result, config=replace(result.config, seeds=tuple(seeds)), rounds=rounds, outcomes={})
 
@@ -99,7 +81,12 @@ def last_round(result: Result) -> int:
 def rounds_text(results: Sequence[Result]) -> str:
     """``6 rounds``, or ``3 to 6 rounds`` where runs differ."""
     done = sorted({last_round(one) for one in results})
-    return f"{done[0]} to {done[-1]} rounds" if len(done) > 1 else f"{done[0]} round{'s' * (done[0] != 1)}"
+    return f"{done[0]} to {done[-1]} rounds" if len(done) > 1 else counted(done[0], "round")
+
+
+def models_text(results: Sequence[Result]) -> str:
+    """Every model, named once."""
+    return " and ".join(dict.fromkeys(str(one.config.model) for one in results))
 
 
 def last_average(result: Result, point: Point) -> tuple[str, Array]:
@@ -107,36 +94,61 @@ def last_average(result: Result, point: Point) -> tuple[str, Array]:
     return list(result.averages(point).items())[-1]
 
 
+# Distance from the best.
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The best run of a point minus another, over the seeds that both have."""
+
+    other: int  # position of the other run
+    paired: Paired
+    interval: tuple[float, float] | None  # of 95 %, by bootstrap over seeds; None for one seed
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the whole interval is above zero."""
+        return self.interval is not None and self.interval[0] > 0
+
+
 def differences(results: Sequence[Result], point: Point) -> tuple[int, list[Difference]]:
     """The best run at a point by its average, and how far it is above every other; empty without a common seed."""
     seeds = common_seeds(results)
-    values = [last_average(restricted(one, seeds) if seeds else one, point)[1] for one in results]
+    values = [last_average(restricted(one, seeds), point)[1] for one in results]
     means = [float(np.mean(own)) for own in values]
     best = int(np.argmax([mean if np.isfinite(mean) else -np.inf for mean in means]))
-    if not seeds:
-        return best, []
-    return best, [
-        Difference(
-            k,
-            Paired.of(values[best], own),
-            bootstrap_interval(values[best] - own) if len(seeds) > 1 and np.isfinite(own).all() else None,
-        )
-        for k, own in enumerate(values)
-        if k != best
-    ]
+    found = []
+    for k, own in enumerate(values if seeds else ()):
+        if k != best:
+            known = len(seeds) > 1 and np.isfinite(own).all()
+            interval = bootstrap_interval(values[best] - own) if known else None
+            found.append(Difference(k, Paired.of(values[best], own), interval))
+    return best, found
+
+
+def settings_that_differ(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
+    """Settings of the run (not the method's own options) that are not the same everywhere, with each run's value."""
+    machine = {"method", *names(RunSettings, scope="machine")}
+    wanted = [name for name in names(RunSettings, numbers=True) if name not in machine]
+    values = [(name, [str(getattr(one.config, name)) for one in results]) for name in wanted]
+    return [(name, own) for name, own in values if len(set(own)) > 1]
+
+
+# Tables.
 
 
 def score_table(results: Sequence[Result]) -> Table:
     """Accuracy of every run, client and point after the last round; of many clients only the averages."""
     seeds = common_seeds(results)
     if seeds:
-        chosen = [restricted(one, seeds) for one in results]
-        table = best_of_each_point(comparison_table(chosen), chosen)
+        table = comparison_table([restricted(one, seeds) for one in results])
     else:
         table = comparison_table(results[:1])
         table.rows = [row for one in results for row in comparison_table([one]).rows]
-        table.rows = [replace(row, best=frozenset()) for row in table.rows]
-    table.title = _title(results, table.title)
+    if not seeds or len({(one.config.rounds, last_round(one), one.config.model) for one in results}) > 1:
+        over = seeds_label(seeds) if seeds else "other seeds each"
+        what = f"{models_text(results)}, {rounds_text(results)}, {over}"
+        table.title = f"Test accuracy (%) on {results[0].config.data}, {what}"
     clients = len(results[0].federation.names)
     if clients > MOST_COLUMNS:
         kept = [0, 1, *range(2 + clients, len(table.header))]
@@ -148,37 +160,6 @@ def score_table(results: Sequence[Result]) -> Table:
     return table
 
 
-def best_of_each_point(table: Table, results: Sequence[Result]) -> Table:
-    """The comparison's table with the best of each column marked among the rows of one point; of one run nothing.
-
-    Args:
-        table: of `comparison_table`.
-        results: what it was made of, in the same order.
-    """
-    marks: dict[tuple[int, Point], set[int]] = {(k, point): set() for k in range(len(results)) for point in POINTS}
-    for point in POINTS if len(results) > 1 else ():
-        means = [[round(score.mean, 2) for score in one.scores(point).values()] for one in results]
-        for column, values in enumerate(zip(*means, strict=True), 2):
-            best = max((value for value in values if np.isfinite(value)), default=np.nan)
-            for k, value in enumerate(values):
-                marks[k, point] |= {column} if value == best else set()
-    found = iter(marks.values())  # the rows have the same order; those of the paper stand between them
-    rows = [replace(row, best=frozenset(next(found)) if row.kind == "plain" else frozenset()) for row in table.rows]
-    return replace(table, rows=rows)
-
-
-def _title(results: Sequence[Result], usual: str) -> str:
-    """The usual title, which is the first run's, unless another has other rounds, model or seeds."""
-    first = results[0].config
-    seeds = common_seeds(results)
-    done = {(one.config.rounds, last_round(one), one.config.model) for one in results}
-    if len(done) == 1 and seeds:
-        return usual
-    models = " and ".join(dict.fromkeys(str(one.config.model) for one in results))
-    many = f"{len(seeds)} seeds, mean ± sample sd" if len(seeds) > 1 else named(seeds) if seeds else "other seeds each"
-    return f"Test accuracy (%) on {first.data}, {models}, {rounds_text(results)}, {many}"
-
-
 def difference_table(results: Sequence[Result]) -> Table:
     """How far every run is below the best of each point, with its uncertainty over seeds."""
     seeds = common_seeds(results)
@@ -187,31 +168,39 @@ def difference_table(results: Sequence[Result]) -> Table:
         f"Distance from the best, {title}",
         ("Method", POINT_COLUMN, "below the best", "95 % interval", "standard error", "best ahead / behind / equal"),
     )
+    if not seeds:
+        table.notes = ["The runs have no seed in common: nothing is paired."]
+        return table
     for point in POINTS:
         best, found = differences(results, point)
         table.rows.append(Row((results[best].label, SHORT[point], "best", "", "", ""), best=frozenset({2})))
         for one in found:
             mean, error, counts = one.paired.cells()
             ends = "" if one.interval is None else f"{one.interval[0]:+z.2f} to {one.interval[1]:+z.2f}"
-            cells = (results[one.other].label, SHORT[point], mean.lstrip("+"), ends, error, counts)
-            table.rows.append(Row(cells))
+            table.rows.append(Row((results[one.other].label, SHORT[point], mean.lstrip("+"), ends, error, counts)))
         table.rows[-1] = replace(table.rows[-1], ends_section=True)
-    many = len(seeds) > 1
     table.notes = [
         f"In points of {title}, paired over {named(seeds)}; bootstrap interval of the mean. The best run is chosen by "
         "the same scores, so an interval close to zero is slightly too optimistic."
-        if many
+        if len(seeds) > 1
         else "One seed in common: how much these differences vary is not known."
     ]
-    return table if seeds else replace(table, rows=[], notes=["The runs have no seed in common: nothing is paired."])
+    return table
 
 
-def settings_that_differ(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
-    """Settings of the run (not the method's own options) that are not the same everywhere, with each run's value."""
-    machine = {"method", *names(RunSettings, scope="machine")}
-    values = {
-        name: [str(getattr(one.config, name)) for one in results]
-        for name in names(RunSettings, numbers=True)
-        if name not in machine
-    }
-    return [(name, own) for name, own in values.items() if len(set(own)) > 1]
+def cost_table(results: Sequence[Result]) -> Table:
+    """Bytes of one client and seconds of a round and of the whole run, for each run."""
+    spans = [f"{way} {span}" for span in ("a round", "in all") for way in ("up", "down", "seconds")]
+    table = Table("Traffic of one client, and time", ("Method", "Length", *spans))
+    for result in results:
+        rounds, up, down, seconds = last_round(result), result.bytes_up, result.bytes_down, result.seconds
+        once = size(up), size(down), f"{seconds / len(result.rounds):.2f}"
+        in_all = size(up * rounds), size(down * rounds), f"{seconds:.1f}"
+        table.rows.append(Row((result.label, counted(rounds, "round"), *once, *in_all)))
+    table.notes = [
+        "Bytes of the tensors that one client sends and receives, on average over rounds; in all: if it takes part in "
+        "every round. Seconds: local training of all clients, exchange and evaluation, on the machine of the run; "
+        "seeds are computed side by side, a round's seconds are the share of one seed.",
+        *reconstructions(results),
+    ]
+    return table

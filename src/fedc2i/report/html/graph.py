@@ -1,4 +1,4 @@
-"""The nodes of the who-helps-whom graph: clients, or for many of them their domains or clusters."""
+"""The nodes of the who-helps-whom graph, which ``js/graph.js`` draws: clients, or of many their domains or clusters."""
 
 from __future__ import annotations
 
@@ -18,17 +18,11 @@ CLUSTERS = 8
 
 @dataclass(frozen=True)
 class GraphNodes:
-    """Nodes of the graph.
-
-    Attributes:
-        kind: ``client``, ``domain`` or ``cluster``.
-        labels: of each node.
-        members: for each client the node it belongs to.
-    """
+    """Nodes of the graph: clients, domains or clusters."""
 
     kind: str
     labels: tuple[str, ...]
-    members: tuple[int, ...]
+    members: tuple[int, ...]  # for each client the node it belongs to
 
 
 def graph_nodes(names: Sequence[str], vector: Array | None) -> GraphNodes:
@@ -56,6 +50,6 @@ def clusters(vector: Array, most: int) -> tuple[int, ...]:
     np.fill_diagonal(mutual, 0.0)
     distance = 1 - mutual / (mutual.max() or 1.0)
     np.fill_diagonal(distance, 0.0)
-    found = fcluster(linkage(squareform(distance, checks=False), "average"), most, "maxclust")
-    order = list(dict.fromkeys(found.tolist()))
-    return tuple(order.index(one) for one in found.tolist())
+    found = fcluster(linkage(squareform(distance, checks=False), "average"), most, "maxclust").tolist()
+    order = list(dict.fromkeys(found))
+    return tuple(order.index(one) for one in found)

@@ -1,0 +1,205 @@
+"""The top of a page: the verdict in words, warnings beside it, and a few key numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedc2i.analysis.weights import DomainShare, finite_mean, of_last_round
+from fedc2i.engine.records import POINTS, Point
+from fedc2i.report.comparison import FEW
+from fedc2i.report.html.side_by_side import (
+    common_seeds,
+    differences,
+    last_average,
+    last_round,
+    models_text,
+    named,
+    restricted,
+    rounds_text,
+    settings_that_differ,
+)
+from fedc2i.report.table import WHEN, counted, percent
+from fedc2i.runs.results import Result, Score
+
+MOST_SETTINGS = 5  # that are named; the table below the verdict has them all
+MOST_CLIENTS = 6  # whose uploads are named
+
+
+@dataclass(frozen=True)
+class Text:
+    """A headline, the sentences below it, and warnings that must be read before believing it."""
+
+    headline: str
+    sentences: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class KeyNumber(NamedTuple):
+    """A number, its name, and a line below it."""
+
+    value: str
+    name: str
+    note: str
+
+
+def verdict_text(results: Sequence[Result]) -> Text:
+    """Of one run how it scored, of several which is best at each point."""
+    if len(results) == 1:
+        return _one_run(results[0])
+    best = {point: differences(results, point) for point in POINTS}
+    leaders = {point: results[found[0]].label for point, found in best.items()}
+    clear = {point: bool(found[1]) and all(one.is_clear for one in found[1]) for point, found in best.items()}
+    one_leader = len(set(leaders.values())) == 1
+    if one_leader and all(clear.values()):
+        line = f"{leaders['trained']} has the highest average at both points, beyond the spread over seeds."
+    elif any(clear.values()):
+        places = [(WHEN[point].capitalize(), leaders[point]) for point in POINTS if clear[point]]
+        line = " ".join(f"{where}, {leader} is clearly best." for where, leader in places)
+    elif one_leader:
+        line = f"{leaders['trained']} has the highest average at both points, but is not clearly best."
+    else:
+        line = "No run is clearly best."
+    sentences = [_best(results, point) for point in POINTS]
+    seeds = common_seeds(results)
+    if len(seeds) < 2:
+        why = "the runs share one seed" if seeds else "the runs share no seed"
+        sentences.append(f"The uncertainty is not known, as {why}; a second seed could change the order.")
+    else:
+        sentences.append(
+            f"The {named(seeds)} change initial models and batches, not the data; intervals say nothing about other "
+            "images."
+        )
+        if len(seeds) <= FEW:
+            sentences.append(f"{len(seeds)} seeds are few: treat small differences with care.")
+    return Text(line, tuple(sentences), warning_notes(results))
+
+
+def _best(results: Sequence[Result], point: Point) -> str:
+    best, found = differences(results, point)
+    title, values = last_average(restricted(results[best], common_seeds(results)), point)
+    text = f"{WHEN[point].capitalize()}, {results[best].label} has the highest {title}, {Score.of(values)} %"
+    parts = [
+        f"{one.paired.mean:.2f} points above {results[one.other].label} (95 % interval {one.interval[0]:.2f} to "
+        f"{one.interval[1]:.2f})"
+        for one in sorted(found, key=lambda one: one.paired.mean)
+        if one.is_clear and one.interval
+    ]
+    more = f", and clearly above {counted(len(parts) - 3, 'more run')}" if len(parts) > 3 else ""
+    text += f": {'; '.join(parts[:3])}{more}." if parts else "."
+    near = [f"{results[one.other].label} ({one.paired.mean:.2f} points below)" for one in found if not one.is_clear]
+    if near:
+        rest = f" and {len(near) - 4} more" if len(near) > 4 else ""
+        text += f" Not clearly below it: {', '.join(near[:4])}{rest}."
+    return text
+
+
+def _one_run(result: Result) -> Text:
+    scores = {point: Score.of(last_average(result, point)[1]) for point in POINTS}
+    title = last_average(result, "trained")[0]
+    point, warnings = result.method.headline, warning_notes([result])
+    if not np.isfinite(scores[point].mean):
+        line = f"{result.label} on {result.config.data}: no client was scored after the last round."
+        return Text(line, (), warnings)
+    rounds = counted(last_round(result), "round")
+    line = f"{result.label} reaches {scores[point]} % on {result.config.data} after {rounds}."
+    other: Point = "received" if point == "trained" else "trained"
+    change = scores["trained"].mean - scores["received"].mean
+    sentences = [
+        f"That is {title} {WHEN[point]}, the point that the method's authors report; {WHEN[other]} it is "
+        f"{scores[other]} %. Local training changes the accuracy of the received model by {change:+.2f} points."
+    ]
+    values, names = finite_mean(result.accuracy(point)), result.federation.names
+    if np.isfinite(values).sum() > 1:
+        high, low = int(np.nanargmax(values)), int(np.nanargmin(values))
+        sentences.append(
+            f"Clients differ: {names[high]} has {values[high]:.1f} %, {names[low]} has {values[low]:.1f} %."
+        )
+    seeds = len(result.config.seeds)
+    sentences.append(
+        f"± is the sample standard deviation over {seeds} seeds."
+        if seeds > 1
+        else "One seed was run: how much these numbers vary is not known."
+    )
+    return Text(line, tuple(sentences), warnings)
+
+
+# Warnings.
+
+
+def warning_notes(results: Sequence[Result]) -> tuple[str, ...]:
+    """Sentences that a reader must know before believing the verdict: other settings or data, attacks, rejections."""
+    said = _unequal(results)
+    if len({str(one.federation.checksums) for one in results}) > 1:
+        said.append("Not the same data: the checksums of the runs' images differ.")
+    for attack in dict.fromkeys(one.config.attack for one in results if one.config.attack):
+        labels = [one.label for one in results if one.config.attack == attack]
+        who = "" if len(labels) == len(results) else f" ({', '.join(labels)})"
+        said.append(f"Under attack: {attack}{who}; averages include the attackers.")
+    for one in results:
+        rejected = [f"{name} {count}" for name, count in _rejected_uploads(one).items()]
+        if rejected:
+            more = f" and of {len(rejected) - MOST_CLIENTS} more clients" if len(rejected) > MOST_CLIENTS else ""
+            of = f" of {one.label}" if len(results) > 1 else ""
+            said.append(f"Rejected uploads{of}: {', '.join(rejected[:MOST_CLIENTS])}{more}.")
+    return tuple(said)
+
+
+def _rejected_uploads(result: Result) -> dict[str, int]:
+    """How many uploads were rejected, by client; of a run that was read back only its summary says so."""
+    if result.refused:
+        return result.refused
+    written: Any = result.written.get("refused_uploads", {})
+    if not isinstance(written, Mapping):
+        return {}
+    return {name: written[name] for name in result.federation.names if type(written.get(name)) is int and written[name]}
+
+
+def _unequal(results: Sequence[Result]) -> list[str]:
+    """Settings that differ: ``rounds 6 (FedAvg, FedC²I), 3 (FedProx)``."""
+    differing = settings_that_differ(results)
+    done = [str(last_round(one)) for one in results]
+    if len(set(done)) > 1 and all(name != "rounds" for name, _ in differing):  # some stopped early
+        differing.insert(0, ("rounds run", done))
+    said = []
+    for name, values in differing[:MOST_SETTINGS]:
+        parts = []
+        for value in dict.fromkeys(values):
+            own = [one.label for one, other in zip(results, values, strict=True) if other == value]
+            parts.append(f"{value or 'not set'} ({', '.join(own) if len(own) <= 3 else f'{len(own)} runs'})")
+        said.append(f"{name} {', '.join(parts)}")
+    more = f"; and {len(differing) - MOST_SETTINGS} more" if len(differing) > MOST_SETTINGS else ""
+    return [f"Not on equal terms: {'; '.join(said)}{more}."] if said else []
+
+
+# Numbers.
+
+
+def key_numbers(results: Sequence[Result]) -> list[KeyNumber]:
+    """The best average at both points, then the size of the run; of one run also the λ that clients keep."""
+    seeds, first = common_seeds(results), results[0]
+    found = []
+    for point in POINTS:
+        best = results[differences(results, point)[0]]
+        title, values = last_average(restricted(best, seeds), point)
+        note = best.label if len(results) > 1 else f"{title} over clients, % of test images"
+        found.append(KeyNumber(str(Score.of(values)), f"accuracy {WHEN[point]}", note))
+    vector = of_last_round(first, "influence_vector")
+    if len(results) == 1 and vector.ndim == 2:
+        share = DomainShare.of(vector, first.federation.names)
+        if np.isfinite(share.itself):
+            equal = f"of λ on a client's own model; equal share: {percent(share.uniform_itself)}"
+            found.append(KeyNumber(f"{100 * share.itself:.0f} %", "kept by the client", equal))
+    number, clients = counted(len(first.federation.names), "client").split()
+    found.append(KeyNumber(number, clients, f"{len(first.federation.classes)} classes"))
+    rounds, _, unit = rounds_text(results).rpartition(" ")
+    found.append(KeyNumber(rounds, unit, f"model {models_text(results)}"))
+    if len(results) > 1:
+        found.append(KeyNumber(str(len(results)), "runs", f"{counted(len(seeds), 'seed')} in common"))
+    else:
+        number, unit = counted(len(seeds), "seed").split()
+        found.append(KeyNumber(number, unit, named(seeds)))
+    return found
