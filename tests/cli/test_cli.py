@@ -9,17 +9,22 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
+import typer
 from PIL import Image
+from typer.testing import CliRunner
 
 from fedc2i import Federation, __version__
 from fedc2i.cli.main import main
-from fedc2i.cli.output import resumable
+from fedc2i.cli.shared import setting_flags, watched
+from fedc2i.core.options import flags
 from fedc2i.methods.base import Method
+from fedc2i.runs.settings import RunSettings
 from support.helpers import QUICK, call, files_below, write_arrays
 
 PROGRAM = (sys.executable, "-c", "from fedc2i.cli.main import main; main()")
@@ -215,6 +220,33 @@ def test_partition_from_the_command_line(make_federation: Callable[..., Federati
     assert json.loads(shown.out)["results"]["local"]["clients"] == ["a/1", "a/2", "b/1", "b/2"]
 
 
+# Flags that derive from the settings.
+
+
+@pytest.mark.parametrize("command", ["run", "flower-local", "coordinator"])
+def test_flags_reach_the_command_as_text_by_name(command: str) -> None:
+    seen: list[tuple[str, Path | None, dict[str, str]]] = []
+    app = typer.Typer()
+
+    @app.command()
+    @setting_flags(command)  # type: ignore[arg-type]
+    def some(
+        method: Annotated[str, typer.Argument()],
+        settings: dict[str, str],
+        out: Annotated[Path | None, typer.Option()] = None,
+    ) -> None:
+        """Helps."""
+        seen.append((method, out, settings))
+
+    done = CliRunner().invoke(app, ["fedavg", "--rounds", "3", "--model", "lenet5", "--out", "x"])
+    assert done.exit_code == 0, done.output
+    assert seen == [("fedavg", Path("x"), {"rounds": "3", "model": "lenet5"})]
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"}).output
+    assert "Helps." in text
+    assert all(flag.flag in text and flag.help[:20] in text for flag in flags(RunSettings, command))  # type: ignore[arg-type]
+    assert CliRunner().invoke(app, ["fedavg", "--lr", "1"]).exit_code == 2
+
+
 # Mistakes.
 
 
@@ -360,7 +392,7 @@ def test_what_was_meant_is_asked_once() -> None:
 
 
 def test_an_engine_that_cannot_go_on_does_not_offer_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), resumable(Path("run"), "flower-sim"):
+    with pytest.raises(KeyboardInterrupt), watched(Path("run"), 1, nullcontext(), "flower-sim"):
         raise KeyboardInterrupt
     assert capsys.readouterr().err == ""
 

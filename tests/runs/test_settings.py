@@ -35,7 +35,7 @@ FEDC2I_OPTIONS = tuple(options_of(FedC2I))
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch, federation: Federation) -> Callable[..., Plan]:
     """What ``fedc2i run ARGUMENTS`` would run, on the toy federation with a preset of its own."""
-    from fedc2i.cli import main, simulation
+    from fedc2i.cli import main
 
     preset = {"model": "lenet5-bn", "rounds": 7}
     monkeypatch.setattr(plans.sources, "load", lambda *_, **__: replace(federation, preset=preset))
@@ -45,7 +45,7 @@ def planned(monkeypatch: pytest.MonkeyPatch, federation: Federation) -> Callable
         found[:] = prepare(*arguments)
         raise UserError("planned")
 
-    monkeypatch.setattr(simulation, "prepare", stop)
+    monkeypatch.setattr(plans, "prepare", stop)
 
     def plan(*arguments: str) -> Plan:
         monkeypatch.setattr("sys.argv", ["fedc2i", "run", *arguments])

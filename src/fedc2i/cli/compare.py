@@ -6,15 +6,14 @@ from typing import Annotated
 
 import typer
 
-from fedc2i.cli.options import ConfigFile, Json, Out, Set, Track, values_of
-from fedc2i.cli.output import show
-from fedc2i.cli.setting_flags import setting_flags
+from fedc2i.cli import shared
+from fedc2i.cli.shared import ConfigFile, Json, Out, Set, Track
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
-@setting_flags("run")
+@shared.setting_flags("run")
 def compare(
     methods: Annotated[list[str], typer.Argument(metavar="METHOD...", help="E.g. local fedavg fedc2i fedc2i:gamma=2.")],
     settings: dict[str, str],
@@ -29,13 +28,13 @@ def compare(
     METHOD is a name that `fedc2i methods` lists, with or without options (fedc2i:gamma=2), or FILE.py:CLASS.
     """
     from fedc2i import api
-    from fedc2i.cli.simulation import plans_of, short_name, shown, trackers_of
     from fedc2i.runs.folder import new_folder
 
-    values = values_of(settings, set_, config_file)
-    trackers = trackers_of(track)
-    plans = plans_of(methods, values, config_file)
-    folder = new_folder(out, f"compare-{short_name(plans[0].config.data)}")
-    with shown(plans, folder, trackers) as observer:
+    values = shared.values_of(settings, set_, config_file)
+    trackers = shared.trackers_of(track)
+    plans = shared.plans_of(methods, values, config_file)
+    folder = new_folder(out, f"compare-{shared.short_name(plans[0].config.data)}")
+    shared.announce(plans[0], folder)
+    with shared.watched(folder, len(plans), trackers, plans[0].config.engine) as observer:
         results = api.execute_all(plans, folder, observer)
-    show(results, folder, json)
+    shared.show(results, folder, json)

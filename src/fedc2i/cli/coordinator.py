@@ -11,9 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedc2i.cli import site_runs
-from fedc2i.cli.options import Json, Set, values_of
-from fedc2i.cli.output import say
-from fedc2i.cli.setting_flags import setting_flags
+from fedc2i.cli.shared import Json, Set, say, setting_flags, values_of
 from fedc2i.cli.site_runs import MethodName
 from fedc2i.core.errors import UserError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedc2i.cli.options import Json
+from fedc2i.cli.shared import DataDir, Json
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json
 
@@ -22,9 +21,6 @@ app = typer.Typer(help="List, check and convert the benchmark data.", no_args_is
 
 STATES = {"ready": "ready", "cached": "ready (converted)", "raw": "not converted yet", "missing": "missing"}
 NAMES = "digit5, office10 or one of their domains"
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="The data folder; else FEDC2I_DATA, else ./data.", show_default=False)
-]
 
 
 @app.command("ls")

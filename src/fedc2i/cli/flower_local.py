@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedc2i.cli import site_runs
-from fedc2i.cli.options import Json, Out, Set, values_of
-from fedc2i.cli.output import say
-from fedc2i.cli.setting_flags import setting_flags
+from fedc2i.cli.shared import Json, Out, Set, say, setting_flags, short_name, values_of
 from fedc2i.cli.site_runs import MethodName
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import locked, read_json
@@ -38,7 +36,6 @@ def flower_local(
     is over, fails, or is interrupted. `fedc2i resume` resumes an interrupted run.
     """
     site_runs.require_flower()
-    from fedc2i.cli.simulation import short_name
     from fedc2i.deploy.job import Job, split_policy
     from fedc2i.deploy.local_federation import set_up
     from fedc2i.deploy.run_description import reject_local_imports

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedc2i.cli.options import DataDir, Json
-from fedc2i.cli.output import console_for, say
-from fedc2i.cli.run_folders import run_with_influence
+from fedc2i.cli.shared import DataDir, Json, console_for, runs_below, say
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import to_json, write_atomically
 
@@ -40,7 +38,7 @@ def show(
     from fedc2i.report.influence_report import print_intervals
     from fedc2i.runs.finished_run import read_run
 
-    folder = run_with_influence(folder)
+    folder = _run_with_influence(folder)
     names = read_run(folder).federation.names
     if client is not None and client not in names:
         raise UserError(f"no client '{client}', allowed are {one_line(', '.join(names), most=1000)}")
@@ -72,12 +70,12 @@ def check(
     from fedc2i.runs.finished_run import read_run, reopen
     from fedc2i.runs.settings import parse_seeds
 
-    folder = run_with_influence(folder)
+    folder = _run_with_influence(folder)
     run = read_run(folder)
     if not run.influence("influence_vector").size:
         raise UserError(f"{folder}: {run.label} measures no influence vector to compare with retraining")
     plan = reopen(folder, data_dir=data_dir)
-    of_run = int(plan.config.rounds or 1)
+    of_run = plan.config.rounds
     wanted = rounds if rounds is not None else min(of_run, MOST_ROUNDS)
     chosen = plan.config.seeds[:1] if seeds is None else parse_seeds(seeds)
     found = retrain(plan, wanted, chosen, lambda line: say(one_line(line)))
@@ -87,3 +85,22 @@ def check(
         return
     print_check(console_for(), found, of_run)
     print(f"Written to {folder / CHECKED}")
+
+
+def _run_with_influence(folder: Path) -> Path:
+    """The folder itself if it holds a run, or the only run of a comparison that measures influence.
+
+    Raises:
+        UserError: if none or several do; the message names them.
+    """
+    from fedc2i.runs.finished_run import read_run
+
+    found = runs_below(folder)
+    if found == [folder]:
+        return folder
+    found = [run for run in found if read_run(run).influence("influence_vector").size]
+    if not found:
+        raise UserError(f"{folder}: no run of this comparison measures influence")
+    if len(found) > 1:
+        raise UserError(f"{folder}: a comparison; name one of its runs: {', '.join(map(str, found))}")
+    return found[0]

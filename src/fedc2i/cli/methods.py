@@ -9,8 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedc2i.cli.options import Json
-from fedc2i.cli.output import console_for
+from fedc2i.cli.shared import Json, console_for
 
 app = typer.Typer(add_completion=False)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedc2i.cli.options import Json
+from fedc2i.cli.shared import Json
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json
 

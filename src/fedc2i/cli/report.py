@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedc2i.cli.options import Json
-from fedc2i.cli.run_folders import runs_below
+from fedc2i.cli.shared import Json, runs_below
 from fedc2i.core.errors import one_line
 from fedc2i.core.files import to_json
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from fedc2i.cli.options import Device, Json, Track
-from fedc2i.cli.output import resumable, say, show
+from fedc2i.cli import shared
+from fedc2i.cli.shared import Device, Json, Track
 from fedc2i.core.errors import UserError
 
 app = typer.Typer(add_completion=False)
@@ -29,8 +28,6 @@ def resume(
     """
     from fedc2i import api
     from fedc2i.cli import flower_local
-    from fedc2i.cli.simulation import trackers_of
-    from fedc2i.report.progress import Observers, ProgressView
     from fedc2i.runs.interrupted_run import unfinished
 
     if flower_local.is_local(folder):
@@ -38,11 +35,11 @@ def resume(
             raise UserError(f"{folder}: of `fedc2i flower-local`, which has neither --device nor --track")
         flower_local.resume_local(folder, json)
         return
-    trackers = trackers_of(track)
+    trackers = shared.trackers_of(track)
     left = unfinished(folder)
     if not left:
         ignored = "; --device and --track change nothing of it" if device is not None or track else ""
-        say(f"{folder} is finished{ignored}")
-    with resumable(folder), ProgressView(Console(stderr=True), left) as view, trackers as tracking:
-        found = api.resume(folder, device=device, observer=Observers(view, tracking))
-    show(found if isinstance(found, list) else [found], folder, json)
+        shared.say(f"{folder} is finished{ignored}")
+    with shared.watched(folder, left, trackers) as observer:
+        found = api.resume(folder, device=device, observer=observer)
+    shared.show(found if isinstance(found, list) else [found], folder, json)

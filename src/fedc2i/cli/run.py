@@ -6,15 +6,14 @@ from typing import Annotated
 
 import typer
 
-from fedc2i.cli.options import ConfigFile, Json, Out, Set, Track, values_of
-from fedc2i.cli.output import show
-from fedc2i.cli.setting_flags import setting_flags
+from fedc2i.cli import shared
+from fedc2i.cli.shared import ConfigFile, Json, Out, Set, Track
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
-@setting_flags("run")
+@shared.setting_flags("run")
 def run(
     settings: dict[str, str],
     method: Annotated[str | None, typer.Argument(help="A method's name or FILE.py:CLASS.")] = None,
@@ -30,13 +29,13 @@ def run(
     FILE.py:CLASS. Options of the method can also be given as --set NAME=VALUE.
     """
     from fedc2i import api
-    from fedc2i.cli.simulation import plans_of, short_name, shown, trackers_of
     from fedc2i.runs.folder import new_folder, slug
 
-    values = values_of(settings, set_, config_file)
-    trackers = trackers_of(track)
-    (plan,) = plans_of([method or values.get("method", "fedc2i")], values, config_file)
-    folder = new_folder(out, f"{slug(plan.key)}-{short_name(plan.config.data)}")
-    with shown([plan], folder, trackers) as observer:
+    values = shared.values_of(settings, set_, config_file)
+    trackers = shared.trackers_of(track)
+    (plan,) = shared.plans_of([method or values.get("method", "fedc2i")], values, config_file)
+    folder = new_folder(out, f"{slug(plan.key)}-{shared.short_name(plan.config.data)}")
+    shared.announce(plan, folder)
+    with shared.watched(folder, 1, trackers, plan.config.engine) as observer:
         result = api.execute(plan, folder, observer)
-    show([result], folder, json)
+    shared.show([result], folder, json)

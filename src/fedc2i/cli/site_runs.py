@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedc2i.cli.shared import show
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import names
-from fedc2i.runs.settings import RunSettings
+from fedc2i.runs.settings import RunSettings, make
 
 if TYPE_CHECKING:
     from fedc2i.deploy.job import Job
@@ -39,7 +40,6 @@ def settings_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
     """
     from fedc2i.deploy.run_description import reject_local_imports
     from fedc2i.runs.plan import parse_method
-    from fedc2i.runs.settings import make
 
     reject_local_imports(method, values.get("model"))
     for name in names(RunSettings, scope="data"):
@@ -87,7 +87,6 @@ def folder_of(job: Job, out: Path | None, parent: Path) -> Path:
 
 def show_run(folder: Path, json: bool) -> None:
     """Prints the run that ended."""
-    from fedc2i.cli.output import show
     from fedc2i.runs.finished_run import read_run
 
     show([read_run(folder)], folder, json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedc2i.cli.output import console_for
+from fedc2i.cli.shared import console_for
 
 app = typer.Typer(add_completion=False)
 
@@ -23,10 +23,10 @@ def watch(
     It reads the run's files only. It ends when the run ends or when no process works on it, or with
     Ctrl-C, which does not stop the run.
     """
-    from fedc2i.report import live_view as picture
+    from fedc2i.report import live_view
 
     console = console_for()
     try:
-        picture.watch(folder, console, every, once)
+        live_view.watch(folder, console, every, once)
     except KeyboardInterrupt:
         console.print("stopped watching; the run continues", highlight=False)

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from fedc2i.core.errors import UserError, one_line
 
-Command = Literal["run", "flower-local", "coordinator"]
+Command = Literal["run", "paper", "flower-local", "coordinator"]
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 type_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)  # of a dataclass's fields

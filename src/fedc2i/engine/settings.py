@@ -21,14 +21,14 @@ class EngineSettings(TrainingSettings):
         "communication rounds; by default the data set's preset",
         low=1,
         preset=True,
-        flags=("run", "flower-local", "coordinator"),
+        flags=("run", "paper", "flower-local", "coordinator"),
         flag_help="Communication rounds.",
     )
     seeds: tuple[int, ...] = setting(
         (0,),
         "one run for each",
         numbers=False,
-        flags=("run", "flower-local", "coordinator"),
+        flags=("run", "paper", "flower-local", "coordinator"),
         flag_help="For example 0,1,2 or 0-9.",
     )
     clients_per_round: int | str = setting("100%", "a number of clients, or a share such as 20%")

@@ -50,7 +50,7 @@ class RunSettings(EngineSettings):
         numbers=False,
         resume="free",
         scope="data",
-        flags=("run", "flower-local"),
+        flags=("run", "paper", "flower-local"),
     )
     image_size: int | None = setting(None, "side of the square images; none: the data set's preset", scope="data")
     partition: str | None = setting(
@@ -118,7 +118,7 @@ class RunSettings(EngineSettings):
         numbers=False,
         resume="free",
         scope="machine",
-        flags=("run",),
+        flags=("run", "paper"),
         flag_help="auto, cpu or cuda.",
     )
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"about": "the method's own options"})

@@ -1,0 +1,199 @@
+"""What several commands share: their options, flags for settings, run folders that users name, and what is printed."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from json import loads
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedc2i.core.errors import UserError
+from fedc2i.core.files import to_json
+from fedc2i.core.options import Command, flags
+from fedc2i.runs.settings import RunSettings, read_toml
+
+if TYPE_CHECKING:  # a command imports torch, which takes a second, only when it computes
+    from fedc2i.report.progress import Observers
+    from fedc2i.runs.plan import Observer, Plan
+    from fedc2i.runs.results import Result
+
+DataDir = Annotated[
+    Path | None, typer.Option(help="The folder of the data; or the variable FEDC2I_DATA.", show_default=False)
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE: any setting or option of the method.")]
+Out = Annotated[Path | None, typer.Option(help="A new folder for the run; by default one under runs/.")]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="tensorboard[:DIR], mlflow[:DIR or URI] or wandb[:PROJECT] (offline); repeatable."),
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with the same keys.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, everything else on stderr.")]
+
+
+def setting_flags(command: Command) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a typer command: its parameter ``settings`` becomes the flags that ``command`` has for settings.
+
+    The function is given ``settings``, the values by name as text, of the flags that were used.
+    """
+    offered = flags(RunSettings, command)
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        for own in inspect.signature(function, eval_str=True).parameters.values():
+            if own.name != "settings":
+                parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+                continue
+            for flag in offered:
+                kind = Annotated[str | None, typer.Option(flag.flag, help=flag.help, show_default=False)]
+                parameters.append(
+                    inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+                )
+
+        @functools.wraps(function)
+        def with_flags(**given: Any) -> None:
+            used = {flag.name: given.pop(flag.name) for flag in offered}
+            function(settings={name: value for name, value in used.items() if value is not None}, **given)
+
+        with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_flags.__annotations__ = {own.name: own.annotation for own in parameters}
+        return with_flags
+
+    return decorate
+
+
+def values_of(flags: Mapping[str, str], pairs: list[str] | None, file: Path | None = None) -> dict[str, Any]:
+    """All settings by name: the file's, then ``--set``, then flags."""
+    values = {} if file is None else read_toml(file)
+    for pair in pairs or []:
+        name, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals or not name:
+            raise UserError(f"--set takes KEY=VALUE, got '{pair}'")
+        if name == "method":
+            raise UserError("--set method=...: name the method as the command's argument")
+        if isinstance(values.get("options"), dict):
+            values["options"].pop(name, None)
+        values[name] = value
+    return {**values, **flags}
+
+
+def plans_of(methods: Sequence[str], values: Mapping[str, Any], file: Path | None) -> list[Plan]:
+    """The runs that settings describe; an error about settings names the file that some of them come from."""
+    from fedc2i.runs.plan import prepare
+
+    try:
+        plans = prepare(methods, {name: value for name, value in values.items() if name != "method"})
+        plans[0].require_engine()
+    except UserError as error:
+        if file is None:
+            raise
+        raise UserError(f"{error} (with the settings of {file})") from error
+    return plans
+
+
+def short_name(data: str) -> str:
+    """The data as part of a folder's name: of a file or folder only its own name, e.g. ``pacs``."""
+    from fedc2i.runs.folder import slug
+
+    _, _, argument = data.partition(":")
+    path = Path(argument).expanduser()
+    if not argument or not path.exists():
+        return slug(data)
+    return slug(path.resolve().name if path.is_dir() else path.resolve().stem)
+
+
+def trackers_of(wanted: Sequence[str] | None) -> AbstractContextManager[Observer | None]:
+    """The trackers that ``--track`` names; without any, their code is not loaded."""
+    if not wanted:
+        return nullcontext()
+    from fedc2i.report.trackers import track
+
+    return track(*wanted)
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The folder itself if it holds a run, or those inside in the order in which `fedc2i compare` ran them.
+
+    Raises:
+        UserError: if there is no finished run.
+    """
+    from fedc2i.runs.folder import SUMMARY, slug
+
+    if (folder / SUMMARY).is_file():
+        return [folder]
+    found = sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
+    if not found:
+        raise UserError(f"{folder}: no finished run here; a run folder has a summary.json, a comparison such folders")
+    try:
+        order = [slug(key) for key in loads((folder / "comparison.json").read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return found
+    return sorted(found, key=lambda run: order.index(run.name) if run.name in order else len(order))
+
+
+def console_for(least: int = 120) -> Console:
+    """Standard output; a file or a pipe has no width, so lines there have at least this many characters."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, least)
+    return console
+
+
+def say(line: str) -> None:
+    """One line of a log, on stderr."""
+    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def watched(
+    folder: Path, runs: int, trackers: AbstractContextManager[Observer | None], engine: str = "inprocess"
+) -> Iterator[Observers]:
+    """Shows the progress of runs in the terminal and in trackers; after an interruption says how to resume."""
+    from fedc2i.report.progress import Observers, ProgressView
+
+    try:
+        with ProgressView(Console(stderr=True), runs) as view, trackers as tracking:
+            yield Observers(view, tracking)
+    except KeyboardInterrupt:
+        if engine == "inprocess":
+            print(f"To resume: fedc2i resume {shlex.quote(str(folder))}", file=sys.stderr, flush=True)
+        raise
+
+
+def announce(plan: Plan, folder: Path) -> None:
+    """Says what is about to run."""
+    from fedc2i.engine import accountant
+
+    planned = accountant.cost(plan.config, len(plan.federation.names))
+    privacy = () if planned is None else (f"Privacy: {planned}",)
+    for line in (*plan.federation.describe(), *privacy, f"Writing to {folder}"):
+        say(line)
+
+
+def show(results: Sequence[Result], folder: Path, json: bool) -> None:
+    """Prints the table of results, or all of them as JSON."""
+    if json:
+        from fedc2i.runs.results import summary
+
+        print(to_json({"folder": str(folder), "results": {one.key: summary(one) for one in results}}), end="")
+        return
+    from fedc2i.report.comparison import comparison_table, influence_table
+
+    console = console_for(160)
+    console.print()
+    console.print(comparison_table(results).to_rich(console.width, console.is_terminal))
+    for one in results:
+        matrix = influence_table(one, console.width)
+        if matrix is not None:
+            console.print(matrix)
+    seconds = sum(one.seconds for one in results)
+    last = f"Run folder: {folder}   (rounds: {seconds:.0f} s, without starting and writing)"
+    console.print(last, highlight=False, markup=False, soft_wrap=True)
