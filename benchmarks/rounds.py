@@ -20,8 +20,9 @@ from fedc2i.core.params import stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.base import ClientBatch
+from fedc2i.engine.executors.choice import cores
 from fedc2i.engine.executors.workers.executor import WorkersExecutor
-from fedc2i.engine.executors.workers.pool import cores, lease
+from fedc2i.engine.executors.workers.pool import lease
 from fedc2i.engine.records import Round
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate

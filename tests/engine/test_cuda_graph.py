@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedc2i.engine.executors.stacked.cuda_graph import GraphedFunction, capture
+from fedc2i.engine.executors.stacked.stepper import GraphedFunction, capture
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda")

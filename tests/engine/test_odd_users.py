@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.engine.checks import check
 from fedc2i.engine.settings import EngineSettings
-from fedc2i.engine.simulator import simulate
+from fedc2i.engine.simulator import check, simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedrep import FedRep

@@ -19,16 +19,15 @@ from fedc2i.core import memory, seeding
 from fedc2i.core.errors import UserError
 from fedc2i.data.arrays import from_arrays
 from fedc2i.data.federation import Federation
-from fedc2i.engine.checks import check
 from fedc2i.engine.client import ClientData, RunContext
+from fedc2i.engine.executors.base import LoopedExecutor
 from fedc2i.engine.executors.choice import new_executor
-from fedc2i.engine.executors.looped import LoopedExecutor
+from fedc2i.engine.executors.stacked.chunks import bytes_of_a_step, clients_that_fit
 from fedc2i.engine.executors.stacked.compatibility import obstacle
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
-from fedc2i.engine.executors.stacked.memory_estimate import bytes_of_a_step, clients_that_fit
 from fedc2i.engine.records import Outcome
 from fedc2i.engine.settings import EngineSettings
-from fedc2i.engine.simulator import simulate
+from fedc2i.engine.simulator import check, simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I

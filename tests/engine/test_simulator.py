@@ -17,8 +17,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, row, rows, size_in_bytes, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
-from fedc2i.engine.executors.base import ClientBatch
-from fedc2i.engine.executors.looped import LoopedExecutor
+from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Server

@@ -19,9 +19,8 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
 from fedc2i.engine.executors.base import ClientBatch
-from fedc2i.engine.executors.stacked.cuda_graph import GraphedFunction
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
-from fedc2i.engine.executors.stacked.steps import Stepper
+from fedc2i.engine.executors.stacked.stepper import GraphedFunction, Stepper
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate

@@ -15,8 +15,7 @@ from fedc2i.core.params import prefixed, unprefixed
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.settings import EngineSettings
-from fedc2i.engine.state import check_state
-from fedc2i.engine.state_check import layout
+from fedc2i.engine.state import check_state, layout
 from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import RunFolder
 from support.cut_runs import (

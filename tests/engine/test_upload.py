@@ -16,12 +16,12 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import norms, row, stack
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.attacks import KINDS, Attack, apply, by_kind, parse, read_resolved, resolved
-from fedc2i.engine.client import ClientData, RunContext
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
+from fedc2i.engine.exchange import process
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Mailbox
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
-from fedc2i.engine.upload import process
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -225,7 +225,11 @@ def test_a_real_site_does_not_attack_where_noise_protects_it(model: Model) -> No
 
 def test_labels_are_turned_for_training_only(model: Model, federation: Federation) -> None:
     data = ClientData.place(federation.clients[0], 4, torch.device("cpu"))
-    turned = RunContext(FedAvg(), model, TRAINING, 1, 0, parse("label-flip@a", NAMES, 0)).sees(data)
+
+    def seen(attack: str) -> ClientData:
+        return LocalClient(RunContext(FedAvg(), model, TRAINING, 1, 0, parse(attack, NAMES, 0)), data).data
+
+    turned = seen("label-flip@a")
     assert data.train.y.tolist()[:5] == [0, 1, 2, 0, 1]
     assert turned.train.y.tolist()[:5] == [3, 2, 1, 3, 2]
     assert data.counts.tolist() == [4, 4, 4, 0]
@@ -233,7 +237,7 @@ def test_labels_are_turned_for_training_only(model: Model, federation: Federatio
     assert turned.test is data.test
     assert turned.validation is data.validation
     for attack in ("nan@a", "label-flip@a;label-flip@a", "label-flip@b"):
-        assert RunContext(FedAvg(), model, TRAINING, 1, 0, parse(attack, NAMES, 0)).sees(data) is data
+        assert seen(attack) is data
 
 
 # Whole runs.

@@ -23,9 +23,9 @@ import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.engine.executors.adaptive import AdaptiveExecutor
+from fedc2i.engine.executors.choice import AdaptiveExecutor, cores
 from fedc2i.engine.executors.workers import pool
-from fedc2i.engine.executors.workers.shared_memory import SharedMemory
+from fedc2i.engine.executors.workers.pool import SharedMemory
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
@@ -305,7 +305,7 @@ def test_without_workers_a_run_stays_here(
 ) -> None:
     pool.stop()
     monkeypatch.setattr("fedc2i.engine.executors.choice.cores", lambda: 2)
-    monkeypatch.setattr("fedc2i.engine.executors.adaptive._WORTH", 0.0)
+    monkeypatch.setattr("fedc2i.engine.executors.choice._WORTH", 0.0)
     if trouble == "one dies early":
         pool.start(2).workers[0]._process.kill()
     else:
@@ -341,7 +341,7 @@ def test_a_long_run_moves_to_workers_and_a_short_one_does_not(
     assert where == ["LoopedExecutor"] * 3
     assert pool.running(2) is None
     where.clear()
-    monkeypatch.setattr("fedc2i.engine.executors.adaptive._WORTH", 0.2)
+    monkeypatch.setattr("fedc2i.engine.executors.choice._WORTH", 0.2)
     long = run("auto", Slow(), model, federation, rounds=5)
     assert where == ["LoopedExecutor"] * 2 + ["WorkersExecutor"] * 3  # measured in the first, started in the second
     assert_same_run(long, run("looped", Slow(), model, federation, rounds=5))
@@ -378,10 +378,10 @@ def test_cores_are_those_of_the_affinity() -> None:
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(before)})
-        assert pool.cores() == 1
+        assert cores() == 1
     finally:
         os.sched_setaffinity(0, before)
-    assert 1 <= pool.cores() <= len(before)
+    assert 1 <= cores() <= len(before)
 
 
 # Whatever ends the main process, its workers end too.

@@ -277,7 +277,7 @@ def test_sites_that_invent_diagnostics_do_not_fill_the_memory(model: Model, fede
 def test_large_diagnostics_are_kept_of_the_last_round_only(
     model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedc2i.engine.diagnostics.LARGE", 3 * 3 * 4 * 4 - 1)  # Λ of 3 clients and 4 classes is large
+    monkeypatch.setattr("fedc2i.engine.records.LARGE", 3 * 3 * 4 * 4 - 1)  # Λ of 3 clients and 4 classes is large
     settings = EngineSettings(rounds=3, **vars(TRAINING))
     reports = Stage(FedC2I(), model, federation, settings).run()
     assert [("influence_matrix" in report.influence) for report in reports] == [False, False, True]

@@ -14,7 +14,7 @@ import pytest
 
 from fedc2i import Federation, Model, Result, UserError, run
 from fedc2i.data.remote import RemoteFederation
-from fedc2i.engine import diagnostics
+from fedc2i.engine import records
 from fedc2i.engine.records import POINTS
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
@@ -253,11 +253,11 @@ def test_large_diagnostics_are_kept_of_the_last_round_and_found_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As with a thousand clients, whose Λ is 40 MB a round: here what is more than a hundred bytes is large."""
-    for module in (diagnostics, results, finished_run):
+    for module in (records, results, finished_run):
         monkeypatch.setattr(module, "LARGE", 100)
     settings: dict[str, Any] = {"rounds": 3, "epochs": 1, "executor": "looped"}
     result = run("fedc2i", make_federation((9, 7, 8)), model=make_model(), out=tmp_path / "run", **settings)
-    monkeypatch.setattr(diagnostics, "LARGE", 10**9)
+    monkeypatch.setattr(records, "LARGE", 10**9)
     whole = run("fedc2i", make_federation((9, 7, 8)), model=make_model(), **settings)
     again = read_run(tmp_path / "run")
     for own in (result, again):

@@ -14,12 +14,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
+from fedc2i.engine import client as client_module
 from fedc2i.engine.client import LocalClient, predict_all
 from fedc2i.methods.base import Method, Site
 from fedc2i.models.model import Model
-from fedc2i.training import evaluation
-from fedc2i.training.evaluation import AT_ONCE, AT_ONCE_ON_GPU, at_once, means, score
-from fedc2i.training.local import Batch
+from fedc2i.training.local import Batch, means, score
 from support.method_checks import local_client
 
 
@@ -120,7 +119,7 @@ def test_a_client_is_scored_on_its_own_data(
 def test_every_sample_counts_once_however_many_there_are(
     count: int, model: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "AT_ONCE", 7)
+    monkeypatch.setattr(client_module, "AT_ONCE", 7)
     seen: list[int] = []
 
     class Reading(Method):
@@ -140,11 +139,6 @@ def test_every_sample_counts_once_however_many_there_are(
     for prefix in ("", "validation_"):
         assert got[f"{prefix}accuracy"] == pytest.approx(100 * right / count)
         assert got[f"{prefix}loss"] == pytest.approx(1000 * (count - right) / count)
-
-
-def test_how_many_at_once() -> None:
-    assert at_once(torch.device("cpu")) == AT_ONCE == 500
-    assert at_once(torch.device("cuda")) == AT_ONCE_ON_GPU == 2000
 
 
 class Telling(Method):

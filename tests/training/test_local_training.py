@@ -17,9 +17,10 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
+from fedc2i.engine.executors.stacked.padded_data import pad
 from fedc2i.methods.base import Download, Method, Phase
 from fedc2i.models.model import Model, scale
-from fedc2i.training.local import Batch, draw_epochs, pad, train
+from fedc2i.training.local import Batch, draw_epochs, train
 from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles.training import local_run

@@ -9,22 +9,23 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from fedc2i.training.optimisers import Optimiser
+from fedc2i.training.local import Optimiser
+from fedc2i.training.settings import TrainingSettings
 
 SHAPES = ((3, 4), (5,), (), (2, 1, 3))
 CASES: dict[str, tuple[dict[str, Any], Any]] = {
-    "adam": ({"kind": "adam", "lr": 0.02}, lambda p: torch.optim.Adam(p, 0.02)),
+    "adam": ({"optimizer": "adam", "lr": 0.02}, lambda p: torch.optim.Adam(p, 0.02)),
     "adam-decay": (
-        {"kind": "adam", "lr": 0.02, "weight_decay": 0.3},
+        {"optimizer": "adam", "lr": 0.02, "weight_decay": 0.3},
         lambda p: torch.optim.Adam(p, 0.02, weight_decay=0.3),
     ),
-    "sgd": ({"kind": "sgd", "lr": 0.1}, lambda p: torch.optim.SGD(p, 0.1)),
+    "sgd": ({"optimizer": "sgd", "lr": 0.1}, lambda p: torch.optim.SGD(p, 0.1)),
     "sgd-decay": (
-        {"kind": "sgd", "lr": 0.1, "weight_decay": 0.3},
+        {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.3},
         lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.3),
     ),
     "sgd-momentum": (
-        {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.3},
+        {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.3},
         lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.3),
     ),
 }
@@ -65,7 +66,7 @@ def test_ten_steps_are_torch_s(
     options: dict[str, Any], torch_s: Any, dtype: torch.dtype, rtol: float, some_missing: bool
 ) -> None:
     params = drawn(0, dtype)
-    optimiser = Optimiser(params=params, **options)
+    optimiser = Optimiser(TrainingSettings(**options), params)
     gradients = ten(dtype, some_missing)
     for step in gradients:
         optimiser.step(step)
@@ -77,7 +78,7 @@ def test_ten_steps_are_torch_s(
 @case
 def test_after_a_reset_it_is_as_new(options: dict[str, Any], torch_s: Any) -> None:
     params = drawn(0)
-    optimiser = Optimiser(params=params, **options)
+    optimiser = Optimiser(TrainingSettings(**options), params)
     for step in ten():
         optimiser.step(step)
     for param, start in zip(params, drawn(0), strict=True):
@@ -92,7 +93,7 @@ def test_after_a_reset_it_is_as_new(options: dict[str, Any], torch_s: Any) -> No
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
 def test_parameters_that_ask_for_gradients_are_updated_in_place(kind: Any) -> None:
     leaf = torch.ones(3, requires_grad=True)
-    Optimiser(kind, [leaf], lr=0.5).step([torch.ones(3)])
+    Optimiser(TrainingSettings(optimizer=kind, lr=0.5), [leaf]).step([torch.ones(3)])
     assert leaf.requires_grad
     assert leaf.is_leaf
     assert_close(leaf.detach(), torch.full((3,), 0.5))  # Adam's first step is lr, too
@@ -101,7 +102,7 @@ def test_parameters_that_ask_for_gradients_are_updated_in_place(kind: Any) -> No
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
 def test_nothing_to_do(kind: Any) -> None:
     params = drawn(0)
-    Optimiser(kind, params, lr=0.5, weight_decay=1.0).step([None] * len(params))
+    Optimiser(TrainingSettings(optimizer=kind, lr=0.5, weight_decay=1.0), params).step([None] * len(params))
     assert all(torch.equal(got, want) for got, want in zip(params, drawn(0), strict=True))
 
 
@@ -109,5 +110,5 @@ def test_a_gradient_is_not_changed() -> None:
     gradient = torch.ones(3)
     params = [torch.ones(3)]
     for options, _ in CASES.values():
-        Optimiser(params=params, **options).step([gradient])
+        Optimiser(TrainingSettings(**options), params).step([gradient])
     assert gradient.tolist() == [1, 1, 1]

@@ -36,9 +36,8 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json, write_atomically
 from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine import attacks, topology
-from fedc2i.engine.client import ClientData, LocalClient, RunContext
-from fedc2i.engine.determinism import repeatable
+from fedc2i.engine.client import ClientData, LocalClient, RunContext, repeatable
+from fedc2i.engine.exchange import receiver_groups
 from fedc2i.engine.server import Mailbox, Server
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedc2i_top_k import FedC2ITopK
@@ -159,8 +158,7 @@ def measure(plan: Plan, models: Stacked, seed: int, number: int, samples: int, d
     federation, settings = plan.federation, plan.config
     device, names = plan.config.torch_device(), federation.names
     data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
-    attackers = attacks.parse(settings.attack, names, seed)
-    recipe = RunContext(plan.method, plan.model, settings, settings.rounds, seed, attackers)
+    recipe = RunContext.of_seed(plan.method, plan.model, settings, names, seed)
     clients = [LocalClient(recipe, own) for own in data]
     models = {name: tensor.to(device) for name, tensor in models.items()}
     counts, found = torch.tensor([own.samples for own in data], device=device), _Found(len(names))
@@ -168,9 +166,9 @@ def measure(plan: Plan, models: Stacked, seed: int, number: int, samples: int, d
     with repeatable(settings.threads):
         uploads = stack([clients[m].upload(row(models, m), row(models, m), {}, m, number) for m in everyone])
         mailbox.receive(everyone, uploads, number)
-        for group in topology.parse(settings.topology, names, seed).groups():
-            download = Server(plan.method, counts, models, group.sources, mailbox).combine(number)
-            for m in group.members:
+        for members, sources in receiver_groups(seed, settings, names):
+            download = Server(plan.method, counts, models, sources, mailbox).combine(number)
+            for m in members:
                 seen, received = clients[m].data, download.to(m)
                 where = torch.tensor(download.position(m), device=device)
                 site = Site(plan.model, seen.counts, where, received, round=number, rounds=settings.rounds)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedc2i.engine.diagnostics import LARGE
+from fedc2i.engine.records import LARGE
 from fedc2i.runs.results import Array, Result
 
 

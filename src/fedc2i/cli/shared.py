@@ -170,12 +170,13 @@ def watched(
 
 def announce(plan: Plan, folder: Path) -> None:
     """Says what is about to run."""
-    from fedc2i.engine import accountant
-
-    planned = accountant.cost(plan.config, len(plan.federation.names))
-    privacy = () if planned is None else (f"Privacy: {planned}",)
-    for line in (*plan.federation.describe(), *privacy, f"Writing to {folder}"):
+    for line in plan.federation.describe():
         say(line)
+    if plan.config.clip:
+        from fedc2i.engine import accountant
+
+        say(f"Privacy: {accountant.cost(plan.config, len(plan.federation.names))}")
+    say(f"Writing to {folder}")
 
 
 def show(results: Sequence[Result], folder: Path, json: bool) -> None:

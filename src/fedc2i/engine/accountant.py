@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedc2i.core.errors import UserError
-from fedc2i.engine.participation import choose
+from fedc2i.engine.exchange import choose
 from fedc2i.engine.settings import EngineSettings
 
 SENSITIVITY = 2.0  # of a clipped difference, in units of clip

@@ -27,11 +27,11 @@ from torch import Tensor
 
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError, one_line
-from fedc2i.core.params import Params
+from fedc2i.core.params import Params, Stacked, replace_rows, row, stack
+from fedc2i.engine.records import MOST_NAMED
 
-LABEL_FLIP = "label-flip"
 KINDS: Mapping[str, float | None] = {  # with the default strength, None for kinds without one
-    LABEL_FLIP: None,
+    "label-flip": None,
     "sign-flip": None,
     "scaled": 10.0,
     "noise": 1.0,
@@ -39,7 +39,6 @@ KINDS: Mapping[str, float | None] = {  # with the default strength, None for kin
     "free-rider": None,
 }
 FORM = "KIND[:STRENGTH]@CLIENT[,CLIENT...], several joined by ;"
-MOST_NAMED = 8  # clients in a message
 _PARTS = re.compile(r'(?:"[^"]*"|[^";])+')
 _CLIENTS = re.compile(r'"[^"]*"|[^",]+')
 _STRENGTH = re.compile(r"[0-9]{1,40}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
@@ -121,19 +120,13 @@ def read_resolved(text: str) -> dict[str, tuple[Attack, ...]]:
 
 
 def apply(attack: Attack, upload: Params, start: Params, key: tuple[int, str, int]) -> Params:
-    """What the attacker sends instead of its upload.
+    """What the attacker sends instead of its upload; ``start`` is the model its local run started from.
 
-    Args:
-        attack: what it does.
-        upload: what an honest client would send.
-        start: the model its local run started from.
-        key: seed, client's name and round, which decide the noise.
+    The key is seed, client's name and round, which decide the noise.
     """
 
     def sent(name: str, tensor: Tensor) -> Tensor:
-        from_start = start.get(
-            name.rpartition("/")[2]
-        )  # a method may send tensors under a tag, see `fedc2i.methods.messages`
+        from_start = start.get(name.rpartition("/")[2])  # a method may send tensors under a tag, see methods.messages
         before = torch.zeros_like(tensor) if from_start is None else from_start.to(tensor.dtype)
         if attack.kind == "free-rider":
             return before
@@ -151,9 +144,17 @@ def apply(attack: Attack, upload: Params, start: Params, key: tuple[int, str, in
     return {name: sent(name, tensor) for name, tensor in upload.items()}
 
 
-def flips_labels(attackers: Attackers, name: str) -> bool:
-    """Whether a client trains on flipped labels; flipping twice is not flipping."""
-    return sum(attack.kind == LABEL_FLIP for attack in attackers.get(name, ())) % 2 == 1
+def replace_uploads(
+    attackers: Attackers, uploads: Stacked, starts: Stacked, clients: Sequence[str], seed: int, number: int
+) -> Stacked:
+    """The uploads of ``clients`` in a round, with the rows of attackers replaced."""
+    bad, sent = [k for k, name in enumerate(clients) if name in attackers], []
+    for k in bad:
+        upload, start = row(uploads, k), row(starts, k)
+        for attack in attackers[clients[k]]:
+            upload = apply(attack, upload, start, (seed, clients[k], number))
+        sent.append(upload)
+    return replace_rows(uploads, bad, stack(sent))
 
 
 def _entries(text: str) -> list[tuple[Attack, list[str]]]:

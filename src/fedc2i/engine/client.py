@@ -5,23 +5,26 @@ This is the plain form. The simulator calls it for one client after the other; a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedc2i.core import seeding
 from fedc2i.core.params import Params, Stacked, stack
-from fedc2i.data.federation import Client, Split
-from fedc2i.engine.attacks import Attackers, flips_labels
+from fedc2i.data.federation import Client
+from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.models.model import Model
-from fedc2i.training.evaluation import at_once, means, score
-from fedc2i.training.local import Batch, draw_epochs, train
+from fedc2i.training.local import AT_ONCE, AT_ONCE_ON_GPU, Batch, draw_epochs, means, score, train
 from fedc2i.training.settings import TrainingSettings
+
+if TYPE_CHECKING:
+    from fedc2i.engine.attacks import Attackers
 
 Piece = tuple[str, int, int]  # a split, the first image in it and the one after the last
 
@@ -39,9 +42,12 @@ class ClientData:
     @classmethod
     def place(cls, client: Client, classes: int, device: torch.device) -> ClientData:
         """Moves a client's data to the device."""
+        splits: list[Batch] = []
+        for split in (client.train, client.validation, client.test):
+            images = split.x.reshape(len(split), *client.train.x.shape[1:])  # an empty split may come without a shape
+            splits.append(Batch(images.to(device), split.y.to(device), torch.ones(len(split), device=device)))
+        train, validation, test = splits
         counts = torch.bincount(client.train.y, minlength=classes).to(device)
-        shape = client.train.x.shape[1:]
-        train, validation, test = (_place(own, shape, device) for own in (client.train, client.validation, client.test))
         return cls(client.name, train, validation, test, counts)
 
     @property
@@ -55,11 +61,6 @@ class ClientData:
         return replace(self, train=flipped, counts=self.counts.flip(0))
 
 
-def _place(split: Split, shape: torch.Size, device: torch.device) -> Batch:
-    images = split.x.reshape(len(split), *shape)  # an empty split may come without the images' shape
-    return Batch(images.to(device), split.y.to(device), torch.ones(len(split), device=device))
-
-
 @dataclass(frozen=True)
 class RunContext:
     """What all clients of a run have in common."""
@@ -71,9 +72,25 @@ class RunContext:
     seed: int
     attacks: Attackers = field(default_factory=dict, hash=False)
 
-    def sees(self, data: ClientData) -> ClientData:
-        """A client's data as it trains on it."""
-        return data.with_flipped_labels() if flips_labels(self.attacks, data.name) else data
+    @classmethod
+    def of_seed(
+        cls, method: Method, model: Model, settings: EngineSettings, names: Sequence[str], seed: int
+    ) -> RunContext:
+        """What the clients ``names`` have in common in a run with this seed.
+
+        Raises:
+            UserError: for attackers that do not fit the clients.
+        """
+        if not settings.attack:
+            return cls(method, model, settings, settings.rounds, seed)
+        from fedc2i.engine import attacks
+
+        attackers = attacks.parse(settings.attack, names, seed)
+        return cls(method, model, settings, settings.rounds, seed, attackers)
+
+    def flips_labels(self, name: str) -> bool:
+        """Whether a client trains on flipped labels; flipping twice is not flipping."""
+        return sum(attack.kind == "label-flip" for attack in self.attacks.get(name, ())) % 2 == 1
 
     def first_model(self, client: str, init: Literal["common", "independent"]) -> Params:
         """The initial model of a client: one common draw, or one for each client."""
@@ -104,16 +121,8 @@ class RunContext:
         """The batches of a client's local run, by epoch; the same for every method."""
         return draw_epochs(data.samples, self.training, seeding.generator(self.seed, data.name, round, "batches"))
 
-    def probe(self, data: ClientData, round: int) -> Batch | None:
-        """The samples `Method.personalise` sees."""
-        drawn = self.draw_probe(data, round)
-        if drawn is None:
-            return None
-        split: Batch = getattr(data, drawn[0])
-        return split.take(drawn[1].to(split.y.device))
-
     def draw_probe(self, data: ClientData, round: int) -> tuple[Literal["train", "validation"], Tensor] | None:
-        """The split and the indices of the probe, newly drawn every round; at most as many as the split has."""
+        """The split and the indices of what `Method.personalise` sees, newly drawn every round."""
         probe = self.method.probe
         if probe is None:
             return None
@@ -137,7 +146,7 @@ class LocalClient:
 
     def __init__(self, context: RunContext, data: ClientData) -> None:
         self.context = context
-        self.data = context.sees(data)
+        self.data = data.with_flipped_labels() if context.flips_labels(data.name) else data
         self._device = data.counts.device
 
     def _site(self, received: Params, position: int | Tensor, round: int) -> Site:
@@ -148,9 +157,12 @@ class LocalClient:
         self, own: Params, received: Params, position: int, round: int
     ) -> tuple[Params, Mapping[str, Tensor]]:
         """The start of the round after ``round``, from what the exchange of ``round`` brought."""
+        site, drawn, probe = self._site(received, position, round), self.context.draw_probe(self.data, round), None
+        if drawn is not None:
+            split: Batch = getattr(self.data, drawn[0])
+            probe = split.take(drawn[1].to(self._device))
         with torch.no_grad():
-            site = self._site(received, position, round)
-            return self.context.method.personalise(own, self.context.probe(self.data, round), site)
+            return self.context.method.personalise(own, probe, site)
 
     def train(self, start: Params, received: Params, position: int, round: int) -> Params:
         """The local training of ``round``."""
@@ -177,7 +189,7 @@ class LocalClient:
 
     def pieces(self) -> list[Piece]:
         """What is scored, a few images at a time."""
-        size = at_once(self._device)
+        size = AT_ONCE if self._device.type == "cpu" else AT_ONCE_ON_GPU
         splits = {"test": len(self.data.test.y), "validation": len(self.data.validation.y)}
         return [(split, low, low + size) for split, end in splits.items() for low in range(0, end, size)]
 
@@ -203,3 +215,19 @@ def predict_all(method: Method, params: Params, x: Tensor, site: Site) -> dict[s
     """The method's main prediction under ``""``, its others under ``"/name"``."""
     others = method.other_predictions(params, x, site)
     return {"": method.predict(params, x, site), **{f"/{name}": logits for name, logits in others.items()}}
+
+
+@contextmanager
+def repeatable(threads: int) -> Iterator[None]:
+    """A fixed number of CPU threads, full single precision and repeatable convolutions: one seed, the same bits."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    conv = cudnn.conv  # type: ignore[attr-defined]
+    before = cudnn.deterministic, cudnn.benchmark, conv.fp32_precision, matmul.fp32_precision
+    before_threads = torch.get_num_threads()
+    cudnn.deterministic, cudnn.benchmark, conv.fp32_precision, matmul.fp32_precision = True, False, "ieee", "ieee"
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark, conv.fp32_precision, matmul.fp32_precision = before
+        torch.set_num_threads(before_threads)

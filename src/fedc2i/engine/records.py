@@ -1,18 +1,23 @@
-"""The report of a round and the outcome of a run, as plain records."""
+"""What a run reports, as plain records: diagnostics of an exchange, a round, the outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedc2i.core.params import Stacked
 
 Metrics = list[dict[str, float]]  # for each client its metrics by name
 Point = Literal["received", "trained"]
 POINTS: tuple[Point, ...] = ("received", "trained")
+LARGE = 2**24  # bytes; a larger array of diagnostics is reported for the last round only
+MOST_NAMED = 8  # clients in a message
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,7 @@ class Round:
 
     def mean(self, point: Point, metric: str = "accuracy") -> float:
         """The unweighted mean of a metric over the clients that have it."""
-        values = [own[metric] for own in self.metrics[point] if metric in own]
-        return float(np.mean(values))
+        return float(np.mean([own[metric] for own in self.metrics[point] if metric in own]))
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,3 +61,34 @@ class Outcome:
     trained: Stacked
     received: Stacked
     last: Round
+
+
+class Diagnostics(NamedTuple):
+    """What some clients measured, stacked by name ``(K, ...)``, and whose models they had received."""
+
+    values: Mapping[str, Tensor]
+    clients: tuple[int, ...]
+    received: tuple[int, ...]
+
+
+def over_all_clients(
+    measured: Sequence[Diagnostics], clients: int, is_last: bool = True
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Diagnostics as arrays over all M clients, nan elsewhere.
+
+    ``(M, M, ...)`` for what a client measures of each client it received, ``(M, ...)`` for what it measures of itself.
+    """
+    full = {}
+    for name in dict.fromkeys(name for own in measured for name in own.values):
+        parts = [(own.values[name], own) for own in measured if name in own.values]
+        of_others = all(values.ndim > 1 and values.shape[1] == len(own.received) for values, own in parts)
+        some = parts[0][0]
+        shape = (clients, clients, *some.shape[2:]) if of_others else (clients, *some.shape[1:])
+        if not is_last and 4 * math.prod(shape) > LARGE:  # Λ of a thousand clients is 40 MB, every round
+            continue
+        array = np.full(shape, np.nan, dtype=np.float32)
+        for values, own in parts:
+            where = np.ix_(own.clients, own.received) if of_others else list(own.clients)
+            array[where] = values.to(torch.float32).cpu().numpy()
+        full[name] = array
+    return full

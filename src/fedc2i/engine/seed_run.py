@@ -10,13 +10,11 @@ from torch import Tensor
 
 from fedc2i.core.params import Params, Stacked, prefixed, replace_rows, row, rows, size_in_bytes, unprefixed
 from fedc2i.engine.client import RunContext
-from fedc2i.engine.diagnostics import Diagnostics
-from fedc2i.engine.exchange import Exchange
+from fedc2i.engine.exchange import Exchange, process
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
-from fedc2i.engine.records import Metrics, Outcome, Point, Round
+from fedc2i.engine.records import Diagnostics, Metrics, Outcome, Point, Round
 from fedc2i.engine.server import REPORTS
 from fedc2i.engine.settings import EngineSettings
-from fedc2i.engine.upload import process
 
 
 class SeedRun:
@@ -128,7 +126,7 @@ class SeedRun:
         return tensors, values
 
     def restore(self, tensors: Params, values: Mapping[str, Any], number: int) -> None:
-        """Takes the state after round ``number``, which `state_check` has accepted."""
+        """Takes the state after round ``number``, which `state.check_seed` has accepted."""
         on_cpu = set(values["on_cpu"])
         moved = {id(own): own.to(self._device) for own in tensors.values()}  # a tensor of many names is moved once
         tensors = {name: own if name in on_cpu else moved[id(own)] for name, own in tensors.items()}

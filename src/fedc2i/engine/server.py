@@ -44,9 +44,8 @@ class Mailbox:
         wrong = self._wrong(clients, uploads) if uploads else {}
         kept = [k for k in range(len(clients)) if k not in wrong]
         if not self.uploads:
-            self.uploads = {
-                name: tensor.new_zeros((len(self.sent), *tensor.shape[1:])) for name, tensor in uploads.items()
-            }
+            count = len(self.sent)
+            self.uploads = {name: own.new_zeros((count, *own.shape[1:])) for name, own in uploads.items()}
         accepted = [clients[k] for k in kept]
         if accepted:
             self.uploads = replace_rows(self.uploads, accepted, rows(uploads, kept))
@@ -74,10 +73,6 @@ class Mailbox:
         wrong |= {k: f"{sizes[k] / median(usual):.3g} times the usual size" for k in large}
         return dict(sorted(wrong.items()))
 
-    def restore(self, uploads: Stacked, sent: Sequence[int]) -> None:
-        """Takes back the uploads of a checkpoint."""
-        self.uploads, self.sent = dict(uploads), [int(round) for round in sent]
-
     def of(self, clients: Sequence[int]) -> Stacked:
         """The uploads of these clients, stacked."""
         return rows(self.uploads, clients)
@@ -96,15 +91,10 @@ class Server:
     ) -> None:
         """Starts with nothing received.
 
-        Args:
-            method: whose ``combine`` to call.
-            samples: ``(M,)`` training samples of each client.
-            models: the clients' initial models, stacked.
-            sources: the clients whose models, initial and uploaded, it may see, in table order; all by default.
-            mailbox: one that several servers read; by default its own.
+        ``samples`` ``(M,)`` counts the clients' training samples, ``models`` are their initial models, stacked. It sees
+        the models of ``sources`` only, initial and uploaded, by default of all. Several servers may read one mailbox.
         """
-        self.method = method
-        self.samples = samples
+        self.method, self.samples = method, samples
         self.mailbox = Mailbox(len(samples)) if mailbox is None else mailbox
         self.download = Download()
         self._sources = tuple(range(len(samples)) if sources is None else sources)
@@ -116,10 +106,7 @@ class Server:
     def take_reports(self, clients: Sequence[int], received: Sequence[int], reports: Mapping[str, Tensor]) -> None:
         """Takes what clients report of the models they ``received``, in place of their earlier reports.
 
-        Args:
-            clients: who reports.
-            received: whose models these clients received, `Download.clients`.
-            reports: by name ``(len(clients), len(received), ...)``.
+        ``reports`` by name are ``(len(clients), len(received), ...)``.
         """
         count = len(self._sources)
         where = torch.tensor([self._place[m] for m in clients], dtype=torch.int64)
@@ -136,33 +123,20 @@ class Server:
         oldest, sent = 1 if self.method.keeps_uploads else round, self.mailbox.sent
         clients = [client for client in self._sources if sent[client] >= oldest]
         if clients:
-            uploads = Uploads(
-                self.mailbox.of(clients),
-                tuple(clients),
-                self.samples[clients],
-                torch.tensor([round - sent[client] for client in clients], device=self.samples.device),
-                round,
-                self._reports_of(clients),
-            )
+            ages = torch.tensor([round - sent[client] for client in clients], device=self.samples.device)
+            where = [self._place[client] for client in clients]
+            reports = {name: full[where][:, where] for name, full in self.reports.items()}
+            latest, samples = self.mailbox.of(clients), self.samples[clients]
+            uploads = Uploads(latest, tuple(clients), samples, ages, round, reports)
             self.download, self.state = self.method.combine(uploads, self.state)
         return self.download
 
     def tensors(self) -> Params:
         """All that it keeps from round to round except the uploads."""
-        parts = {
-            "state/": self.state,
-            "shared/": self.download.shared,
-            "personal/": self.download.personal,
-            REPORTS: self.reports,
-        }
-        return {name: own for part, tensors in parts.items() for name, own in prefixed(part, tensors).items()}
+        received = prefixed("shared/", self.download.shared) | prefixed("personal/", self.download.personal)
+        return prefixed("state/", self.state) | received | prefixed(REPORTS, self.reports)
 
     def restore(self, tensors: Params, clients: Sequence[int]) -> None:
         """Takes back what `tensors` returned; ``clients`` are those of the download."""
         self.state, self.reports = unprefixed("state/", tensors), unprefixed(REPORTS, tensors)
         self.download = Download(unprefixed("shared/", tensors), unprefixed("personal/", tensors), tuple(clients))
-
-    def _reports_of(self, clients: Sequence[int]) -> dict[str, Tensor]:
-        """What these clients reported of each other."""
-        where = [self._place[client] for client in clients]
-        return {name: full[where][:, where] for name, full in self.reports.items()}

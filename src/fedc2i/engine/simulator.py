@@ -1,7 +1,8 @@
-"""A federation on one machine: the round loop, for all seeds at once."""
+"""A federation on one machine: the round loop, for all seeds at once, and what is rejected before it starts."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -10,11 +11,10 @@ from typing import TypeVar
 
 import torch
 
+from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
-from fedc2i.engine import attacks
-from fedc2i.engine.checks import check
-from fedc2i.engine.client import ClientData, RunContext
-from fedc2i.engine.determinism import repeatable
+from fedc2i.engine.client import ClientData, RunContext, repeatable
+from fedc2i.engine.exchange import receiver_groups
 from fedc2i.engine.executors.base import ClientBatch, Executor
 from fedc2i.engine.executors.choice import new_executor
 from fedc2i.engine.records import Outcome, Round
@@ -22,7 +22,9 @@ from fedc2i.engine.seed_run import SeedRun
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.state import OnState, ResumePoint, restore, state_of
 from fedc2i.methods.base import Method
+from fedc2i.models import validation
 from fedc2i.models.model import Model
+from fedc2i.training.settings import TrainingSettings
 
 _Result = TypeVar("_Result")
 
@@ -57,8 +59,7 @@ def simulate(
     check(method, model, federation, settings)
     data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
     samples = torch.tensor([own.samples for own in data], device=device)
-    attackers = {seed: attacks.parse(settings.attack, federation.names, seed) for seed in seeds}
-    contexts = [RunContext(method, model, settings, settings.rounds, seed, attackers[seed]) for seed in seeds]
+    contexts = [RunContext.of_seed(method, model, settings, federation.names, seed) for seed in seeds]
     runs = [SeedRun(context, settings, federation.names, samples, device) for context in contexts]
     first, outcomes = 1, dict[int, Outcome]()
     if resume is not None:
@@ -106,3 +107,55 @@ def _together(
     batches = [batch for own in asked for batch in own]
     results = iter(compute(batches, *evaluate) if batches else ())
     return [[next(results) for _ in own] for own in asked]
+
+
+def check(method: Method, model: Model, federation: Federation, settings: EngineSettings) -> None:
+    """Rejects at the start what would fail in the middle.
+
+    Raises:
+        UserError: for a model, method and settings that do not fit each other or the data.
+    """
+    validation.validate(model, federation.clients[0].train.x[:2], len(federation.classes))
+    _reject_single_samples(model, federation, settings)
+    method.setup(model.init(0, "check"), model)  # a method may reject a model, e.g. FedBN one without BatchNorm
+    settings.participants(len(federation.clients))
+    receiver_groups(0, settings, federation.names)
+    RunContext.of_seed(method, model, settings, federation.names, 0)
+    if settings.executor == "workers" and os.name != "posix":
+        raise UserError("executor=workers needs Linux or macOS; use executor=looped")
+    if settings.executor == "stacked":
+        from fedc2i.engine.executors.stacked import compatibility
+
+        if (reason := compatibility.obstacle(model, federation.image_shape)) is not None:
+            raise UserError(f"executor=stacked: model '{model.name}' {reason}; use executor=looped")
+    if method.probe is not None and method.probe.split == "validation":
+        for client in federation.clients:
+            if not len(client.validation):
+                raise UserError(f"influence_split=validation: client '{client.name}' has no validation data")
+    if settings.clip:
+        from fedc2i.engine import clip_noise
+
+        clip_noise.check(method, model, federation, settings)
+    if settings.patience and not any(len(client.validation) for client in federation.clients):
+        raise UserError(f"patience={settings.patience}: no client of '{federation.name}' has validation data")
+
+
+def _reject_single_samples(model: Model, federation: Federation, training: TrainingSettings) -> None:
+    """Rejects batches of one sample where the model takes statistics over samples alone."""
+    size, samples = training.batch_size, {client.name: len(client.train) for client in federation.clients}
+    single = {
+        name: count
+        for name, count in samples.items()
+        if count == 1 or size == 1 or (count % size == 1 and not (training.drop_last and count > size))
+    }
+    reason = validation.why_not_one_sample(model, federation.image_shape) if single else None
+    if reason is None:
+        return
+    name, count = next(((own, n) for own, n in single.items() if n == 1), next(iter(single.items())))
+    what = "another batch_size" if training.drop_last or size == 1 else "drop_last=true or another batch_size"
+    hint = "give it more or leave it out" if count == 1 else f"set {what}"
+    single_one = "are batches of one" if size == 1 < count else "leaves a batch of one"
+    raise UserError(
+        f"client '{name}' has {count} training sample{'s' * (count > 1)}, which {single_one}, and model "
+        f"'{model.name}' cannot be trained on that; {hint} ({reason})"
+    )

@@ -1,27 +1,37 @@
 """A run between two rounds as one flat mapping of tensors and plain values, over all its seeds.
 
 Every random draw is keyed by its purpose, so there are no generators to save.
+
+All of a state is checked before a run resumes from it. A checksum shows that a file is as it was written, not that it
+belongs to this run, and run folders may come from strangers. The clients' models must be laid out like the run's
+initial model, plain values must be of their type and in range, and every tensor must have the layout that the state
+itself records: what a method sends may change from round to round, so only the state knows that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params, prefixed, size_in_bytes, unprefixed
 from fedc2i.data.federation import Federation
-from fedc2i.engine import state_check
 from fedc2i.engine.client import RunContext
+from fedc2i.engine.exchange import audience, receiver_groups
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.seed_run import SeedRun
+from fedc2i.engine.server import REPORTS
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 
 State = tuple[Params, dict[str, Any]]
 OnState = Callable[[int, bool, Callable[[], State]], None]  # the round, whether it was the last, and its state
+Layout = dict[str, list[Any]]  # by name the type of its numbers, then its shape
 
 
 class ResumePoint(NamedTuple):
@@ -40,7 +50,7 @@ def state_of(runs: Sequence[SeedRun], outcomes: Mapping[int, Outcome]) -> State:
     for run in runs:
         own, own_values = run.state()
         tensors |= prefixed(f"seed{run.context.seed}/", own)
-        values[str(run.context.seed)] = {**own_values, "layout": state_check.layout(own)}
+        values[str(run.context.seed)] = {**own_values, "layout": layout(own)}
     for seed, outcome in outcomes.items():
         tensors |= prefixed(f"seed{seed}/own/", outcome.trained) | prefixed(f"seed{seed}/received/", outcome.received)
         values[str(seed)] = {"ended": outcome.last.round}
@@ -50,6 +60,50 @@ def state_of(runs: Sequence[SeedRun], outcomes: Mapping[int, Outcome]) -> State:
 def last_rounds(values: Mapping[str, Any], round: int) -> dict[int, int]:
     """By seed the last round it finished, from the values of a state after ``round``."""
     return {int(seed): int(own.get("ended", round)) for seed, own in values.items()}
+
+
+def state_size(
+    method: Method, model: Model, federation: Federation, settings: EngineSettings, seeds: Sequence[int]
+) -> int:
+    """About how many bytes of tensors a state has.
+
+    Every client's own model and what it received; its upload, taken for a model as well, unless all take part and
+    send their own, which is written once. What only the server has is not counted: mostly one model.
+    """
+    context, clients = RunContext(method, model, settings, settings.rounds, 0), len(federation.clients)
+    some = settings.participants(clients)
+    received = clients if settings.evaluate_every == 1 else some
+    uploads = clients if settings.clip or settings.attack or some < clients else 0
+    own = context.first_model(federation.names[0], settings.init)  # with private parts, which are not sent
+    sent = {name: own[name] for name in (*model.body_names, *model.head_names) if name in own}
+    return len(seeds) * ((clients + received) * size_in_bytes(own) + uploads * size_in_bytes(sent))
+
+
+def restore(
+    point: ResumePoint, runs: Sequence[SeedRun], device: torch.device
+) -> tuple[list[SeedRun], dict[int, Outcome]]:
+    """Returns the seeds that continue, and the outcomes of those that have ended.
+
+    Raises:
+        UserError: if the state is of another model or of other clients, or damaged.
+    """
+    running: list[SeedRun] = []
+    outcomes: dict[int, Outcome] = {}
+    for run in runs:
+        seed = run.context.seed
+        own, values = _of_seed(seed, point.tensors, point.values)
+        check_seed(run.context, run.settings, run.names, own, values, point.round)
+        if "ended" in values:
+            own = {name: tensor.to(device) for name, tensor in own.items()}
+            outcomes[seed] = Outcome(unprefixed("own/", own), unprefixed("received/", own), point.last[seed])
+        else:
+            run.restore(own, values, point.round)
+            running.append(run)
+    return running, outcomes
+
+
+def _of_seed(seed: int, tensors: Params, values: Mapping[str, Any]) -> tuple[Params, Any]:
+    return unprefixed(f"seed{seed}/", tensors), values.get(str(seed), {})
 
 
 def check_state(
@@ -68,48 +122,80 @@ def check_state(
     """
     for seed in seeds:
         context = RunContext(method, model, settings, settings.rounds, seed)
-        state_check.check(context, settings, federation.names, *_of_seed(seed, *state), round)
+        check_seed(context, settings, federation.names, *_of_seed(seed, *state), round)
 
 
-def restore(
-    point: ResumePoint, runs: Sequence[SeedRun], device: torch.device
-) -> tuple[list[SeedRun], dict[int, Outcome]]:
-    """Returns the seeds that continue, and the outcomes of those that have ended.
-
-    Raises:
-        UserError: if the state is of another model or of other clients, or damaged.
-    """
-    running: list[SeedRun] = []
-    outcomes: dict[int, Outcome] = {}
-    for run in runs:
-        seed = run.context.seed
-        own, values = _of_seed(seed, point.tensors, point.values)
-        state_check.check(run.context, run.settings, run.names, own, values, point.round)
+def check_seed(
+    context: RunContext, settings: EngineSettings, names: Sequence[str], tensors: Params, values: Any, number: int
+) -> None:
+    """`check_state` for one seed."""
+    first, clients = layout(context.first_model(names[0], settings.init)), len(names)
+    if layout(unprefixed("own/", tensors)) != _stacked(first, clients):
+        raise UserError(f"the checkpoint after round {number} is of another model or of other clients")
+    try:
         if "ended" in values:
-            own = {name: tensor.to(device) for name, tensor in own.items()}
-            outcomes[seed] = Outcome(unprefixed("own/", own), unprefixed("received/", own), point.last[seed])
+            _require(_is_whole(values["ended"], 1, min(number, settings.rounds)), f"ended={values['ended']}")
+            receivers = clients
         else:
-            run.restore(own, values, point.round)
-            running.append(run)
-    return running, outcomes
+            _require(1 <= number < settings.rounds, f"a seed that continues after round {number} of {settings.rounds}")
+            _check_values(values, clients, number)
+            _check_tensors(context, settings, names, tensors, values)
+            receivers = len(audience(context.seed, settings, clients, number))
+        received = layout(unprefixed("received/", tensors))
+        _require(received == _stacked(first, receivers), "what clients received is not laid out as their models")
+    except (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"the checkpoint after round {number} is damaged ({one_line(error)})") from None
 
 
-def _of_seed(seed: int, tensors: Params, values: Mapping[str, Any]) -> tuple[Params, Any]:
-    return unprefixed(f"seed{seed}/", tensors), values.get(str(seed), {})
+def _check_values(values: Any, clients: int, number: int) -> None:
+    sent, (best, waited) = values["sent"], values["patience"]
+    _require(len(sent) == clients, f"uploads of {len(sent)} clients, expected {clients}")
+    _require(all(_is_whole(round, 0, number) for round in sent), f"sent={sent}: rounds 0 to {number}")
+    for download in values["downloads"]:
+        is_valid = isinstance(download, list | tuple) and len({*download}) == len(download)
+        is_valid = is_valid and all(_is_whole(client, 0, clients - 1) for client in download)
+        _require(is_valid, f"downloads of {download}: clients are 0 to {clients - 1}")
+    is_number = isinstance(best, int | float) and not isinstance(best, bool) and not math.isnan(best)
+    _require(is_number and _is_whole(waited, 0, number), f"patience={[best, waited]}: a score and a count of rounds")
+    _require(_is_whole(values["report_bytes"], 0, 2**63), f"report_bytes={values['report_bytes']}")
 
 
-def state_size(
-    method: Method, model: Model, federation: Federation, settings: EngineSettings, seeds: Sequence[int]
-) -> int:
-    """About how many bytes of tensors a state has.
+def _check_tensors(
+    context: RunContext, settings: EngineSettings, names: Sequence[str], tensors: Params, values: Any
+) -> None:
+    expected, found = values["layout"], layout(tensors)
+    for name in {**expected, **found}:
+        before, now = expected.get(name, "nothing"), found.get(name, "nothing")
+        _require(before == now, f"{name}: {before} was saved, found {now}")
+    _require({*values["on_cpu"]} <= tensors.keys(), "on_cpu names unknown tensors")
+    _require_rows(unprefixed("mailbox/", tensors), [len(names)], "the latest uploads")
+    groups = receiver_groups(context.seed, settings, names)
+    for s, ((_, sources), download) in enumerate(zip(groups, values["downloads"], strict=True)):
+        own = unprefixed(f"server{s}/", tensors)
+        reports = unprefixed(REPORTS, own)
+        _require_rows(unprefixed("personal/", own), [len(download)], "a download's rows")
+        _require_rows(reports, [len(sources)] * 2, "reports")
+        _require(all(one.dtype == torch.float32 for one in reports.values()), "reports are not float32")
 
-    Every client's own model and what it received; its upload, taken for a model as well, unless all take part and
-    send their own, which is written once. What only the server has is not counted: mostly one model.
-    """
-    context, clients = RunContext(method, model, settings, settings.rounds, 0), len(federation.clients)
-    some = settings.participants(clients)
-    received = clients if settings.evaluate_every == 1 else some
-    uploads = clients if settings.clip or settings.attack or some < clients else 0
-    own = context.first_model(federation.names[0], settings.init)  # with private parts, which are not sent
-    sent = {name: own[name] for name in (*model.body_names, *model.head_names) if name in own}
-    return len(seeds) * ((clients + received) * size_in_bytes(own) + uploads * size_in_bytes(sent))
+
+def layout(tensors: Mapping[str, Tensor]) -> Layout:
+    """Types and shapes in plain values."""
+    return {name: [str(own.dtype).removeprefix("torch."), *own.shape] for name, own in tensors.items()}
+
+
+def _stacked(one: Layout, count: int) -> Layout:
+    return {name: [kind, count, *shape] for name, (kind, *shape) in one.items()}
+
+
+def _require(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise ValueError(otherwise)
+
+
+def _require_rows(tensors: Params, counts: Sequence[int], what: str) -> None:
+    for name, own in tensors.items():
+        _require([*own.shape[: len(counts)]] == counts, f"{what}: {name} has the shape {[*own.shape]}, of {counts}")
+
+
+def _is_whole(value: Any, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

@@ -9,76 +9,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError, one_line
+from fedc2i.engine.records import MOST_NAMED
 
 ALLOWED = "full, ring, random:K or a FILE"
 MOST_BYTES = 2**22  # of a file
-MOST_NAMED = 8  # clients in a message
 FORM = "'client: neighbour, neighbour'"
 _TOKEN = re.compile(r'"[^"]*"|[^":,]+|.')  # no two of them can match the same text: time is linear in it
 
 
-@dataclass(frozen=True)
-class ReceiverGroup:
-    """Clients that receive from the same clients.
+def parse(text: str, names: Sequence[str], seed: int) -> list[tuple[int, ...]]:
+    """For each client of ``names`` the clients it receives from, itself among them, in table order.
 
-    Attributes:
-        members: who receives, in table order.
-        sources: whose uploads, in table order; every member is among them.
-    """
-
-    members: tuple[int, ...]
-    sources: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Topology:
-    """For each client, in table order, the clients it receives from, itself among them, in table order too."""
-
-    sources: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, neighbours: Sequence[Sequence[int]]) -> Topology:
-        """From each client's neighbours, in any order, with or without itself."""
-        return cls(tuple(tuple(sorted({m, *own})) for m, own in enumerate(neighbours)))
-
-    def groups(self) -> tuple[ReceiverGroup, ...]:
-        """Every client in one group, together with all that have the same sources; one group if all receive all."""
-        members: dict[tuple[int, ...], list[int]] = {}
-        for client, sources in enumerate(self.sources):
-            members.setdefault(sources, []).append(client)
-        return tuple(ReceiverGroup(tuple(own), sources) for sources, own in members.items())
-
-
-def parse(text: str, names: Sequence[str], seed: int) -> Topology:
-    """A setting to a topology of the clients ``names``.
-
-    Args:
-        text: ``full``; ``ring``: each client, the one before and the one after it in the table; ``random:K``: each
-            client and K others, drawn once for a run; or a file's path (see above).
-        names: the clients, in table order.
-        seed: of the run; it decides who is drawn.
+    ``full``; ``ring``: each client, the one before and the one after it in the table; ``random:K``: each client and K
+    others, drawn once for a run by its seed; or a file's path (see above).
 
     Raises:
         UserError: for anything else, or a file that cannot be read or does not fit the clients.
     """
-    text, count = str(text), len(names)
+    count = len(names)
+    neighbours: Sequence[Sequence[int]]
     if text == "full":
-        return Topology.of([range(count)] * count)
-    if text == "ring":
-        return Topology.of([((m - 1) % count, (m + 1) % count) for m in range(count)])
-    if text.startswith("random:"):
-        return _draw(text, count, seed)
-    return Topology.of(_read(text, names))
+        neighbours = [range(count)] * count
+    elif text == "ring":
+        neighbours = [((m - 1) % count, (m + 1) % count) for m in range(count)]
+    elif text.startswith("random:"):
+        neighbours = _draw(text, count, seed)
+    else:
+        neighbours = _read(text, names)
+    return [tuple(sorted({m, *own})) for m, own in enumerate(neighbours)]
 
 
-def _draw(text: str, count: int, seed: int) -> Topology:
+def _draw(text: str, count: int, seed: int) -> list[list[int]]:
     wanted = text.removeprefix("random:")
     if count < 2:
         raise UserError(f"topology={one_line(text)} needs at least 2 clients, here is one; use full")
@@ -86,7 +53,7 @@ def _draw(text: str, count: int, seed: int) -> Topology:
         raise UserError(f"topology=random:K: K must be 1..{count - 1} for {count} clients, got '{one_line(wanted)}'")
     generator = seeding.generator(seed, "topology")
     drawn = [torch.randperm(count - 1, generator=generator)[: int(wanted)].tolist() for _ in range(count)]
-    return Topology.of([[other + (other >= m) for other in own] for m, own in enumerate(drawn)])
+    return [[other + (other >= m) for other in own] for m, own in enumerate(drawn)]
 
 
 def _read(path: str, names: Sequence[str]) -> list[list[int]]:

@@ -20,9 +20,8 @@ from fedc2i.core.params import Params, finite, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.checkpoint_file import Checkpoint
 from fedc2i.engine.client import ClientData, LocalClient
-from fedc2i.engine.diagnostics import Diagnostics, over_all_clients
 from fedc2i.engine.exchange import Exchange
-from fedc2i.engine.records import Metrics, Point, Round
+from fedc2i.engine.records import Diagnostics, Metrics, Point, Round, over_all_clients
 from fedc2i.flower import wire
 from fedc2i.flower.answer_collector import AnswerCollector, Policy
 from fedc2i.flower.connections import SiteConnections

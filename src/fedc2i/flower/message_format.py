@@ -18,8 +18,7 @@ from torch import Tensor
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params
-from fedc2i.engine.diagnostics import Diagnostics
-from fedc2i.engine.records import POINTS, Point
+from fedc2i.engine.records import POINTS, Diagnostics, Point
 from fedc2i.flower import wire
 
 METRIC = re.compile(r"(validation_)?(accuracy|loss)(/[A-Za-z0-9_.-]{1,40})?")

@@ -16,12 +16,11 @@ import cloudpickle
 import torch
 
 from fedc2i.core.errors import UserError, one_line
-from fedc2i.engine import attacks
-from fedc2i.engine.checks import check
 from fedc2i.engine.client import RunContext
-from fedc2i.engine.executors.workers.pool import cores
+from fedc2i.engine.executors.choice import cores
 from fedc2i.engine.records import Round
 from fedc2i.engine.settings import EngineSettings
+from fedc2i.engine.simulator import check
 from fedc2i.flower.compat import ENVIRONMENT
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
@@ -57,8 +56,7 @@ class _World:
     device: torch.device
 
     def assignment(self, seed: int) -> site.Assignment:
-        attackers = attacks.parse(self.settings.attack, self.federation.names, seed)
-        context = RunContext(self.method, self.model, self.settings, self.settings.rounds, seed, attackers)
+        context = RunContext.of_seed(self.method, self.model, self.settings, self.federation.names, seed)
         return site.Assignment(context, self.settings)
 
 

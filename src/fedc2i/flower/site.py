@@ -23,12 +23,11 @@ from fedc2i.core.files import write_atomically
 from fedc2i.core.params import Params, row, stack
 from fedc2i.data.federation import Client, Split
 from fedc2i.engine.checkpoint_file import to_bytes
-from fedc2i.engine.client import ClientData, LocalClient, RunContext
+from fedc2i.engine.client import ClientData, LocalClient, RunContext, repeatable
 from fedc2i.engine.clip_noise import secret_in
-from fedc2i.engine.determinism import repeatable
+from fedc2i.engine.exchange import process
 from fedc2i.engine.records import Point
 from fedc2i.engine.settings import EngineSettings
-from fedc2i.engine.upload import process
 from fedc2i.flower import wire
 from fedc2i.flower.message_format import Answer, Introduction, Task, failure
 from fedc2i.models.validation import validate

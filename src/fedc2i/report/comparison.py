@@ -16,8 +16,7 @@ from rich.text import Text
 from fedc2i.analysis.significance import indistinguishable, pooled_deviations
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json, write_atomically
-from fedc2i.engine.attacks import MOST_NAMED
-from fedc2i.engine.records import POINTS, Point
+from fedc2i.engine.records import MOST_NAMED, POINTS, Point
 from fedc2i.report.published import MISPRINTS, PUBLISHED
 from fedc2i.report.table import POINT_COLUMN, POINT_NOTE, SHORT, Row, Table, counted, starred
 from fedc2i.runs.results import Result, Score, summary

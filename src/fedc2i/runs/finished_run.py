@@ -20,8 +20,7 @@ from fedc2i.core.params import Params, Stacked
 from fedc2i.data import npz
 from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation, blank_clients
-from fedc2i.engine.diagnostics import LARGE
-from fedc2i.engine.records import POINTS, Point, Round
+from fedc2i.engine.records import LARGE, POINTS, Point, Round
 from fedc2i.methods import registry
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model

@@ -19,8 +19,8 @@ from fedc2i.core.files import is_plugin, load_plugin, plugin_checksums
 from fedc2i.core.options import convert, names, options_of, type_hints
 from fedc2i.data import sources
 from fedc2i.data.federation import Federation
-from fedc2i.engine.checks import check
 from fedc2i.engine.records import Round
+from fedc2i.engine.simulator import check
 from fedc2i.methods import registry
 from fedc2i.methods.base import Method
 from fedc2i.models import named

@@ -7,19 +7,19 @@ import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.version import __version__
 from fedc2i.data.federation import Federation
-from fedc2i.engine import attacks
-from fedc2i.engine.accountant import Cost, cost
-from fedc2i.engine.diagnostics import LARGE
-from fedc2i.engine.records import POINTS, Outcome, Point, Round
+from fedc2i.engine.records import LARGE, POINTS, Outcome, Point, Round
 from fedc2i.methods.base import Method
 from fedc2i.runs.settings import RunSettings
+
+if TYPE_CHECKING:
+    from fedc2i.engine.accountant import Cost
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 COLUMNS = ("seed", "round", "client", "point", "metric", "value")  # of the long table
@@ -154,6 +154,10 @@ class Result:
     @property
     def privacy(self) -> Cost | None:
         """The privacy cost of the uploads so far; None where they were not clipped."""
+        if not self.config.clip:
+            return None
+        from fedc2i.engine.accountant import cost
+
         rounds = max((report.round for report in self.rounds), default=0)
         sends = any(report.bytes_up for report in self.rounds)
         return cost(self.config, len(self.federation.names), rounds, sends, self.asked)
@@ -166,8 +170,12 @@ class Result:
     @property
     def attackers(self) -> dict[int, dict[str, list[str]]]:
         """Who attacked, by seed and by attack; empty without one."""
-        attack, names = self.config.attack, self.federation.names
-        return {seed: attacks.by_kind(attack, names, seed) for seed in self.config.seeds} if attack else {}
+        if not self.config.attack:
+            return {}
+        from fedc2i.engine import attacks
+
+        names = self.federation.names
+        return {seed: attacks.by_kind(self.config.attack, names, seed) for seed in self.config.seeds}
 
     @property
     def unheard(self) -> tuple[int, ...]:

@@ -1,18 +1,26 @@
-"""Local training of one client: a few epochs on its own data, with ordinary autograd.
+"""Local training and evaluation of one client: a few epochs on its own data, with ordinary autograd.
 
 The stacked executor of `fedc2i.engine` takes the same steps for many clients at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from fedc2i.core.params import Params
 from fedc2i.training.settings import TrainingSettings
+
+AT_ONCE = 500  # images in one forward pass of an evaluation: larger batches leave the CPU's caches and are slower
+AT_ONCE_ON_GPU = 2000
+_ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False, "fused": True}
+_SGD: dict[str, Any] = {"dampening": 0.0, "nesterov": False, "maximize": False, "fused": True}
 
 
 def weighted_mean(values: Tensor, w: Tensor) -> Tensor:
@@ -36,6 +44,41 @@ class Batch(NamedTuple):
         return weighted_mean(values, self.w)
 
 
+class Optimiser:
+    """Adam and SGD by torch's fused functions; updates ``params`` in place, with the numbers of ``torch.optim``.
+
+    ``torch.optim.Optimizer`` imports torch's compiler when the first one is made, which takes seconds, and spends half
+    of a small model's update on bookkeeping. Here all state is tensors on the device: a CUDA graph can hold an update.
+    """
+
+    def __init__(self, training: TrainingSettings, params: Sequence[Tensor]) -> None:
+        self._params, self._momentum = list(params), training.momentum
+        self._is_adam = training.optimizer == "adam"
+        self._rates: dict[str, Any] = {"lr": training.lr, "weight_decay": training.weight_decay}
+        self._means = [torch.zeros_like(tensor) for tensor in params] if self._is_adam or self._momentum else []
+        self._squares = [torch.zeros_like(tensor) for tensor in params] if self._is_adam else []
+        self._steps = [torch.zeros((), device=tensor.device) for tensor in params] if self._is_adam else []
+
+    def reset(self) -> None:
+        """Sets all state to that of a new optimiser."""
+        for tensor in (*self._means, *self._squares, *self._steps):
+            tensor.zero_()
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor | None]) -> None:
+        """One update; a tensor without gradient does not change."""
+        found = [k for k, gradient in enumerate(gradients) if gradient is not None]
+        slopes = [gradient for gradient in gradients if gradient is not None]
+        params, means, squares, steps = (
+            [own[k] for k in found] if own else [] for own in (self._params, self._means, self._squares, self._steps)
+        )
+        if self._is_adam and slopes:
+            adam(params, slopes, means, squares, [], steps, **self._rates, **_ADAM)
+        elif slopes:
+            momenta = list[Tensor | None](means) or [None] * len(params)
+            sgd(params, slopes, momenta, momentum=self._momentum, **self._rates, **_SGD)
+
+
 def draw_epochs(samples: int, training: TrainingSettings, generator: torch.Generator) -> list[list[Tensor]]:
     """For every epoch its batches, each a tensor of sample indices, shuffled again every epoch."""
     size = training.batch_size
@@ -55,43 +98,43 @@ def train(
     training: TrainingSettings,
     average: bool = False,
 ) -> Params:
-    """Trains one client with a fresh optimiser.
+    """Trains one client with a fresh optimiser, from ``params``, which are not changed.
 
-    Args:
-        loss: what a step minimises.
-        params: the start, which is not changed.
-        trainable: names to train; of the others, only running statistics that the loss updates change.
-        data: all training samples of the client.
-        batches: indices of each step's samples.
-        training: optimiser and its settings.
-        average: return the mean over the second half of n steps, those from ⌊n/2⌋ + 1 to n, instead of the last
-            parameters; for trained names only.
+    Only names in ``trainable`` are trained; of the others, running statistics that the loss updates change. With
+    ``average``, trained names get the mean over the second half of n steps, those from ⌊n/2⌋ + 1 to n.
     """
     if not trainable:  # e.g. the body of a model whose backbone is frozen
         return params
     free = {name: params[name].detach().clone().requires_grad_() for name in trainable}
     fixed = {name: tensor.detach().clone() for name, tensor in params.items() if name not in free}
     leaves = list(free.values())
-    optimiser = training.new_optimiser(leaves)
-    everything = {name: free.get(name, fixed.get(name)) for name in params}
+    optimiser = Optimiser(training, leaves)
+    everything = {name: free[name] if name in free else fixed[name] for name in params}
     means = {name: tensor.detach().clone() for name, tensor in free.items()} if average else {}
     for step, index in enumerate(batches, 1):
         with torch.enable_grad():  # the caller may have switched gradients off
-            value = loss(everything, data.take(index.to(data.y.device)))  # type: ignore[arg-type]
+            value = loss(everything, data.take(index.to(data.y.device)))
         optimiser.step(torch.autograd.grad(value, leaves, allow_unused=True))
         if step > len(batches) // 2:
             for name, mean in means.items():
                 mean.lerp_(free[name].detach(), 1 / (step - len(batches) // 2))
-    return {name: means.get(name, tensor.detach()) for name, tensor in everything.items() if tensor is not None}
+    return {name: means.get(name, tensor.detach()) for name, tensor in everything.items()}
 
 
-def pad(sets: Sequence[Batch]) -> Batch:
-    """K batches of unequal length to one with a client axis; padding has weight 0."""
-    length = max(len(own.y) for own in sets)
+def score(predict: Callable[[Tensor], Mapping[str, Tensor]], piece: Batch) -> dict[str, Tensor]:
+    """Sums over a few images of accuracy (in percent) and cross entropy; they stay on the device.
 
-    def fill(tensor: Tensor) -> Tensor:
-        if len(tensor) == length:
-            return tensor
-        return torch.cat([tensor, tensor.new_zeros((length - len(tensor), *tensor.shape[1:]))])
+    ``predict`` maps images to logits by name; the name is appended to that of the metric.
+    """
+    sums: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for name, logits in predict(piece.x).items():
+            sums[f"accuracy{name}"] = 100.0 * (logits.argmax(1) == piece.y).sum()
+            sums[f"loss{name}"] = F.cross_entropy(logits, piece.y, reduction="sum")
+    return sums
 
-    return Batch(*(torch.stack([fill(part) for part in parts]) for parts in zip(*sets, strict=True)))
+
+def means(pieces: Sequence[Mapping[str, Tensor]], samples: int) -> dict[str, Tensor]:
+    """Sums over pieces to means over ``samples``, in double precision; empty without pieces."""
+    names = pieces[0] if pieces else ()
+    return {name: torch.stack([piece[name].to(torch.float64) for piece in pieces]).sum() / samples for name in names}

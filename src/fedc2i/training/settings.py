@@ -1,18 +1,12 @@
-"""How every client trains, whatever the method; the defaults are the paper's."""
+"""How every client trains, whatever the method; the defaults are the paper's. Read where torch is not imported."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import setting, validate
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedc2i.training.optimisers import Optimiser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +30,3 @@ class TrainingSettings:
         """How many steps an epoch over ``samples`` takes."""
         full, rest = divmod(samples, self.batch_size)
         return full + (rest > 0 and not (self.drop_last and full > 0))
-
-    def new_optimiser(self, params: Sequence[Tensor]) -> Optimiser:
-        """A fresh optimiser over ``params``."""
-        from fedc2i.training.optimisers import Optimiser  # settings are read where torch is not imported
-
-        return Optimiser(self.optimizer, params, self.lr, self.weight_decay, self.momentum)

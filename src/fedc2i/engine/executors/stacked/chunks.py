@@ -7,20 +7,28 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
+from fedc2i.core import memory, seeding
+from fedc2i.core.errors import UserError
+from fedc2i.core.params import size_in_bytes
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
+from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
+from fedc2i.models.model import Model
 
 Result = TypeVar("Result", Trained, Personalised)
 Compute = Callable[[list[ClientBatch]], list[Result]]
+_MEASURED = 2, 4  # samples
+_COPIES = 8  # of a client's parameters: the model, its start and end, a gradient, the optimiser's state, an upload
+_IN_PASSING = 1.5  # what comes and goes beside what is kept
+_SHARE = 0.7  # of the free memory
 
 
 def in_chunks(batches: Sequence[ClientBatch], at_once: int, compute: Compute[Result]) -> list[Result]:
     """The results of ``batches`` in their order, at most ``at_once`` clients computed at a time.
 
-    Args:
-        batches: each with at least one client.
-        at_once: at least 1.
-        compute: the results of batches with equally many clients and downloads of the same shapes.
+    ``compute`` gets batches with equally many clients and downloads of the same shapes.
     """
     pieces: list[list[Result]] = [[] for _ in batches]
     for numbers, chunk in _chunks(batches, at_once):
@@ -62,3 +70,50 @@ def _join(pieces: list[Result]) -> Result:
 
     parts = {part.name: joined([getattr(own, part.name) for own in pieces]) for part in fields(pieces[0])}
     return type(pieces[0])(**parts)
+
+
+def clients_that_fit(model: Model, image: Sequence[int], samples: int) -> int:
+    """How many clients can take a step of ``samples`` images ``(3, H, W)`` together in this machine's free memory.
+
+    On a CPU, a process that takes too much is killed.
+
+    Raises:
+        UserError: if not even one fits.
+    """
+    needed, free = bytes_of_a_step(model, image, samples), memory.available()
+    if needed > free:
+        raise UserError(
+            f"executor=stacked: a step of one client needs about {needed / 2**30:.1f} GiB of memory, and "
+            f"{free / 2**30:.1f} GiB are free; use executor=looped or a smaller batch_size"
+        )
+    return max(1, int(_SHARE * free / needed))
+
+
+def bytes_of_a_step(model: Model, image: Sequence[int], samples: int) -> int:
+    """About what a stacked client's step holds in memory: tensors kept for the backward pass, and models."""
+    few, more = (_kept(model, image, count) for count in _MEASURED)
+    each = (more - few) / (_MEASURED[1] - _MEASURED[0])
+    fixed = max(0.0, few - _MEASURED[0] * each)  # e.g. weights in another order
+    return int(_COPIES * size_in_bytes(model.init(0, "memory")) + fixed + _IN_PASSING * each * samples)
+
+
+def _kept(model: Model, image: Sequence[int], samples: int) -> int:
+    """Bytes that a forward pass keeps for the backward pass, beside the parameters."""
+    params = model.init(0, "memory")
+    for name in model.trainable:
+        params[name].requires_grad_()
+    kept = dict[int, int]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    images = torch.zeros(samples, *image, dtype=torch.uint8)
+    counting = saved_tensors_hooks(keep, lambda tensor: tensor)
+    drawing = seeding.isolated(torch.device("cpu"), 0, "memory")
+    with drawing, torch.enable_grad(), counting, VmapRules(torch.ones(samples)):
+        logits = model.head(params, model.features(params, images, training=True))
+    own = {tensor.untyped_storage().data_ptr() for tensor in params.values()}
+    del logits  # held until here, so that no place was counted for two tensors
+    return sum(size for place, size in kept.items() if place not in own)

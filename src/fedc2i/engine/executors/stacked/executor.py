@@ -19,14 +19,11 @@ from torch.utils._pytree import tree_leaves
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, Stacked, row, select, stack
-from fedc2i.engine.attacks import Attackers
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
-from fedc2i.engine.executors.stacked.chunks import Compute, Result, in_chunks
-from fedc2i.engine.executors.stacked.cuda_graph import GraphedFunction
-from fedc2i.engine.executors.stacked.memory_estimate import clients_that_fit
+from fedc2i.engine.executors.stacked.chunks import Compute, Result, clients_that_fit, in_chunks
 from fedc2i.engine.executors.stacked.padded_data import PaddedData
-from fedc2i.engine.executors.stacked.steps import Stepper
+from fedc2i.engine.executors.stacked.stepper import GraphedFunction, Stepper
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.engine.records import Metrics
 from fedc2i.methods.base import Phase, Site
@@ -50,11 +47,11 @@ class StackedExecutor:
     """`Executor` that computes for all clients together."""
 
     def __init__(
-        self, data: Sequence[ClientData], clients_at_once: int = 0, attackers: Sequence[Attackers] = ()
+        self, data: Sequence[ClientData], clients_at_once: int = 0, contexts: Sequence[RunContext] = ()
     ) -> None:
         self._data = data
         self._device = data[0].counts.device
-        self._padded = PaddedData(data, attackers)
+        self._padded = PaddedData(data, contexts)
         self._at_once = clients_at_once  # 0: not known yet
         self._cache: dict[Any, _Cached] = {}
         self._reads_round: set[_Kind] = set()

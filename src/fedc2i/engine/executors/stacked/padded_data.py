@@ -3,19 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedc2i.engine.attacks import Attackers, flips_labels
 from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.base import ClientBatch
-from fedc2i.engine.executors.stacked.steps import Steps, plan_steps
 from fedc2i.methods.base import Phase
-from fedc2i.training.local import Batch, pad
+from fedc2i.training.local import Batch
+
+
+def pad(sets: Sequence[Batch]) -> Batch:
+    """K batches of unequal length to one with a client axis; padding has weight 0."""
+    return Batch(*(pad_sequence(list(parts), batch_first=True) for parts in zip(*sets, strict=True)))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The batches of a local run: indices ``(T, S, K, B)``, their weights, and how many steps each client takes."""
+
+    index: Tensor
+    weight: Tensor
+    count: Tensor  # (S, K)
+
+    def shares(self) -> Tensor:
+        """``(T, S, K)`` what an iterate counts in the running mean over the second half of its client's steps.
+
+        All up to that half's first, which the mean starts with, then 1/2, 1/3, ... as in `training.train`.
+        """
+        number = torch.arange(1, len(self.index) + 1)[:, None, None]
+        return 1 / (number - self.count // 2).clamp(min=1).to(torch.float64)
+
+
+def plan_steps(batches: Sequence[Sequence[Sequence[Tensor]]], steps: int, size: int) -> Steps:
+    """From every client's batches, ``batches[s][k]`` a list of index tensors, padded to ``steps`` and ``size``."""
+    seeds, clients = len(batches), len(batches[0])
+    index = torch.zeros(seeds, clients, steps, size, dtype=torch.int64)
+    weight = torch.zeros(seeds, clients, steps, size)
+    count = torch.tensor([[len(own) for own in seed] for seed in batches])
+    for s, seed in enumerate(batches):
+        for k, own in enumerate(seed):
+            taken = torch.arange(size) < torch.tensor([len(batch) for batch in own])[:, None]
+            index[s, k, : len(own)][taken] = torch.cat(list(own))
+            weight[s, k, : len(own)] = taken.to(weight.dtype)
+    return Steps(index.movedim(2, 0), weight.movedim(2, 0), count)
+
 
 _Drawn = list[tuple[Phase, Steps]]
 
@@ -23,10 +58,10 @@ _Drawn = list[tuple[Phase, Steps]]
 class PaddedData:
     """Data of M clients on one device; results are for the K clients of S seeds in a chunk, ``(S, K, ...)``."""
 
-    def __init__(self, data: Sequence[ClientData], attackers: Sequence[Attackers] = ()) -> None:
+    def __init__(self, data: Sequence[ClientData], contexts: Sequence[RunContext] = ()) -> None:
         """Clients that flip their labels with some seed have a second row, with flipped labels."""
         self._data = data
-        flipped = [m for m, own in enumerate(data) if any(flips_labels(one, own.name) for one in attackers)]
+        flipped = [m for m, own in enumerate(data) if any(one.flips_labels(own.name) for one in contexts)]
         self._flipped = {m: len(data) + k for k, m in enumerate(flipped)}
         rows = [*data, *(data[m].with_flipped_labels() for m in flipped)]
         self._device = data[0].counts.device
@@ -38,12 +73,11 @@ class PaddedData:
 
     def rows(self, chunk: Sequence[ClientBatch]) -> Tensor:
         """Which rows are the clients'."""
-        found = [[self._row(batch.context, m) for m in batch.clients] for batch in chunk]
-        return torch.tensor(found, device=self._device)
 
-    def _row(self, context: RunContext, client: int) -> int:
-        flips = bool(context.attacks) and flips_labels(context.attacks, self._data[client].name)
-        return self._flipped[client] if flips else client
+        def one(context: RunContext, client: int) -> int:
+            return self._flipped[client] if context.flips_labels(self._data[client].name) else client
+
+        return torch.tensor([[one(batch.context, m) for m in batch.clients] for batch in chunk], device=self._device)
 
     def counts(self, chunk: Sequence[ClientBatch]) -> Tensor:
         """Training samples of each class."""

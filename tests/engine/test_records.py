@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedc2i.engine.diagnostics import Diagnostics, over_all_clients
+from fedc2i.engine.records import Diagnostics, over_all_clients
 
 NAN = float("nan")
 

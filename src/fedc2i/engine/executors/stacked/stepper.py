@@ -1,15 +1,16 @@
 """Local training of all clients of all seeds at once: one step, lifted twice with ``torch.func.vmap``.
 
 Everything a step reads or writes lies in tensors that keep their place in memory for the whole run. So on a GPU the
-step is captured once as a CUDA graph and replayed: small models are bound by the launches of their many small kernels.
-Clients with fewer samples stop early, and the padding of their short batches carries no weight.
+step is captured once as a CUDA graph and replayed: one launch instead of hundreds of small ones, which bound small
+models. Clients with fewer samples stop early, and the padding of their short batches carries no weight.
 """
 
 from __future__ import annotations
 
+import gc
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,40 +18,75 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedc2i.core.params import Params, Stacked
-from fedc2i.engine.executors.stacked.cuda_graph import capture
-from fedc2i.training.local import Batch
+from fedc2i.engine.executors.stacked.padded_data import Steps
+from fedc2i.training.local import Batch, Optimiser
 from fedc2i.training.settings import TrainingSettings
 
-
-@dataclass(frozen=True)
-class Steps:
-    """The batches of a local run: indices ``(T, S, K, B)``, their weights, and how many steps each client takes."""
-
-    index: Tensor
-    weight: Tensor
-    count: Tensor  # (S, K)
-
-    def shares(self) -> Tensor:
-        """``(T, S, K)`` what an iterate counts in the running mean over the second half of its client's steps.
-
-        All up to that half's first, which the mean starts with, then 1/2, 1/3, ... as in `training.train`.
-        """
-        number = torch.arange(1, len(self.index) + 1)[:, None, None]
-        return 1 / (number - self.count // 2).clamp(min=1).to(torch.float64)
+_Result = TypeVar("_Result")
 
 
-def plan_steps(batches: Sequence[Sequence[Sequence[Tensor]]], steps: int, size: int) -> Steps:
-    """From every client's batches, ``batches[s][k]`` a list of index tensors, padded to ``steps`` and ``size``."""
-    seeds, clients = len(batches), len(batches[0])
-    index = torch.zeros(seeds, clients, steps, size, dtype=torch.int64)
-    weight = torch.zeros(seeds, clients, steps, size)
-    count = torch.tensor([[len(own) for own in seed] for seed in batches])
-    for s, seed in enumerate(batches):
-        for k, own in enumerate(seed):
-            taken = torch.arange(size) < torch.tensor([len(batch) for batch in own])[:, None]
-            index[s, k, : len(own)][taken] = torch.cat(list(own))
-            weight[s, k, : len(own)] = taken.to(weight.dtype)
-    return Steps(index.movedim(2, 0), weight.movedim(2, 0), count)
+def capture(work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result] | None:
+    """Runs ``work`` once, then captures it; returns the graph and the tensors that every replay fills.
+
+    None, with a warning, if it cannot be captured because it waits for the GPU.
+    """
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        work()  # libraries set up what they need
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    collects = gc.isenabled()
+    gc.disable()  # a graph of an earlier run that is collected just now would spoil this capture
+    try:
+        with warnings.catch_warnings(), torch.cuda.graph(graph):
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # e.g. a method that sends all it has
+            result = work()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        warnings.warn(
+            f"a step cannot be captured as a CUDA graph and runs without one, which is slower: {reason}", stacklevel=2
+        )
+        return None
+    finally:
+        if collects:
+            gc.enable()
+    return graph, result
+
+
+class GraphedFunction:
+    """A function of nested tensors that always have the same shapes; on a CPU, just the function."""
+
+    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
+        self._function = function
+        self._plain = device.type != "cuda"
+        self._inputs: Any = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._outputs: Any = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The function's result, in new tensors."""
+        if self._plain:
+            return self._function(*inputs)
+        if self._graph is None:
+            self._inputs = tree_map(_copy, inputs)
+            captured = capture(lambda: self._function(*self._inputs))
+            if captured is None:
+                self._plain = True
+                return self._function(*inputs)
+            self._graph, self._outputs = captured
+        else:
+            for mine, given in zip(tree_leaves(self._inputs), tree_leaves(inputs), strict=True):
+                if isinstance(mine, Tensor):
+                    mine.copy_(given)
+        self._graph.replay()
+        return tree_map(_copy, self._outputs)
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 class Stepper:
@@ -65,7 +101,7 @@ class Stepper:
         context_dims: Any,
         average: bool = False,
     ) -> None:
-        """What stays the same between calls.
+        """What stays the same between calls; ``average`` as in `training.train`.
 
         Args:
             loss: what a step of one client minimises, with the client's slice of the context as third argument.
@@ -73,7 +109,6 @@ class Stepper:
             data: all clients' training sets padded to one length, ``x`` ``(M, N, 3, H, W)``.
             training: optimiser and its settings.
             context_dims: for each tensor of the context 0 if it has an axis for clients within a seed, else None.
-            average: whether results are means over the second half of each client's steps, see `training.train`.
         """
         self._data = data
         self._trainable = tuple(trainable)
@@ -133,7 +168,7 @@ class Stepper:
         self._weight = torch.empty_like(steps.weight, device=device)
         self._shares = steps.shares().to(device)
         self._at = torch.zeros(1, dtype=torch.int64, device=device)
-        self._optimiser = self._training.new_optimiser(list(self._free.values()))
+        self._optimiser = Optimiser(self._training, list(self._free.values()))
         names, of_all = list(params), self._loss  # not self, which would keep itself, and its CUDA graph, alive
 
         def loss(free: Params, fixed: Params, batch: Batch, context: Any) -> Tensor:
