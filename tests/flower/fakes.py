@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -16,8 +17,18 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedc2i.data.federation import Federation
+from fedc2i.engine.client import RunContext
+from fedc2i.engine.records import Round
+from fedc2i.engine.settings import EngineSettings
+from fedc2i.engine.simulator import simulate
 from fedc2i.flower import site
-from fedc2i.flower.site import Assignment
+from fedc2i.flower.answer_collector import Policy
+from fedc2i.flower.connections import SiteConnections
+from fedc2i.flower.coordinator import Coordinator
+from fedc2i.flower.enrolment import wait_for_sites
+from fedc2i.flower.message_format import Answer
+from fedc2i.methods.base import Method
+from fedc2i.models.model import Model
 
 _numbers = itertools.count(1)
 
@@ -91,10 +102,73 @@ def node(number: int, app: ClientApp, config: dict[str, Any] | None = None, key:
     return FakeNode(app, Context(1, number, dict(config or {}), RecordDict(), {}), key)
 
 
-def app_of(federation: Federation, client: int, assignments: Callable[[str], Assignment]) -> ClientApp:
-    """A site's app that is told its assignment by the run's name."""
-    home = site.Home(federation.clients[client], federation.classes)
-    return site.make_app(lambda context: home, lambda task: (assignments(task.run), federation.classes))
+def changed(change: Callable[[Answer], Answer]) -> Callable[[Message], Message]:
+    """For `FakeNode.spoil`: changes every answer to a task."""
+
+    def spoil(reply: Message) -> Message:
+        if "upload" in reply.content:
+            reply.content = change(Answer.from_record(reply.content)).to_record(False)
+        return reply
+
+    return spoil
+
+
+def with_report(report: Any) -> Callable[[Message], Message]:
+    """Answers to a task with other diagnostics."""
+    return changed(lambda answer: replace(answer, report=report))
+
+
+class Stage:
+    """A federation in one process: a grid of nodes 100, 101, ..., its coordinator, and what was said."""
+
+    SEED = 3
+
+    def __init__(
+        self, method: Method, model: Model, federation: Federation, policy: Policy | None = None, **settings: Any
+    ) -> None:
+        self.federation, self.policy = federation, policy or Policy(deadline=20.0, poll=0.0)
+        self.settings = EngineSettings(**{"rounds": 2, "batch_size": 5, "lr": 0.01, "executor": "looped", **settings})
+        context = RunContext(method, model, self.settings, self.settings.rounds, self.SEED)
+        self.work = site.Assignment(context, self.settings)
+        self.grid = FakeGrid({})
+        for k, client in enumerate(federation.clients):
+            self.grid.nodes[100 + k] = node(100 + k, self.app(site.Home(client, federation.classes)))
+        self.said: list[str] = []
+        self.coordinator = self.new_coordinator()
+
+    def app(self, home: site.Home) -> ClientApp:
+        """A site's app that knows its assignment."""
+        return site.make_app(lambda context: home, lambda task: (self.work, self.federation.classes))
+
+    def new_coordinator(self) -> Coordinator:
+        connections = SiteConnections(self.grid, self.said.append)
+        wait_for_sites(connections, self.federation.names, 0, 1, 0.0, self.said.append, 0.0)
+        return Coordinator(connections, self.federation, self.work, self.policy, "run", say=self.said.append)
+
+    def run(self) -> list[Round]:
+        return list(self.coordinator.rounds())
+
+    def in_process(self) -> list[Round]:
+        """What the simulator reports of the same run."""
+        found: list[Round] = []
+        context = self.work.context
+        simulate(context.method, context.model, self.federation, self.settings, [self.SEED], on_round=found.append)
+        return found
+
+
+def assert_same_rounds(got: list[Round], want: list[Round]) -> None:
+    assert [report.round for report in got] == [report.round for report in want]
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine.participants == theirs.participants
+        assert mine.metrics == theirs.metrics
+        assert set(mine.influence) == set(theirs.influence)
+        for name in theirs.influence:
+            np.testing.assert_array_equal(mine.influence[name], theirs.influence[name])
+
+
+@pytest.fixture(autouse=True)
+def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedc2i.flower.connections._LOOK", 0.0)
 
 
 @pytest.fixture(autouse=True)

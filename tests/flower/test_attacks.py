@@ -1,4 +1,4 @@
-"""Dishonest sites over Flower's messages: the same numbers as in process, and a norm that is too large is left out."""
+"""Dishonest sites over Flower's messages: the same numbers as in process, and a norm that is too large is rejected."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from dataclasses import replace
 import pytest
 
 pytest.importorskip("flwr.app")
-from fakes import identity  # noqa: F401
-from flwr.app import Message
-from test_coordinator import SEED, TRAINING, Stage, assert_same_rounds, in_process, look_at_once  # noqa: F401
+from fakes import Stage, assert_same_rounds, changed, identity, look_at_once  # noqa: F401
 
 from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.deploy.run_description import describe, understand
 from fedc2i.engine.attacks import parse
-from fedc2i.engine.settings import EngineSettings
-from fedc2i.flower.message_format import Answer
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -25,17 +21,18 @@ from fedc2i.methods.pfedgraph import PFedGraph
 from fedc2i.models.model import Model
 from fedc2i.runs.plan import prepare
 
+SETTINGS = {"model": "lenet5", "rounds": 3, "engine": "flower"}
+
 
 @pytest.mark.parametrize(
     "attack", ["label-flip@b", "sign-flip@b", "scaled:10@b", "noise:1@2", "nan@b", "free-rider@b", "scaled:1e20@b"]
 )
 @pytest.mark.parametrize("method", [FedC2I(), PFedGraph()], ids=lambda method: method.name)
 def test_the_same_numbers_as_in_process(method: Method, attack: str, model: Model, federation: Federation) -> None:
-    settings = EngineSettings(rounds=3, **vars(TRAINING), executor="looped", attack=attack)
-    stage = Stage(method, model, federation, settings)
-    attackers = parse(attack, federation.names, SEED)
+    stage = Stage(method, model, federation, rounds=3, attack=attack)
+    attackers = parse(attack, federation.names, stage.SEED)
     stage.work = replace(stage.work, context=replace(stage.work.context, attacks=attackers))
-    got, want = stage.run(), in_process(method, model, federation, settings)
+    got, want = stage.run(), stage.in_process()
     assert_same_rounds(got, want)
     assert [report.refused for report in got] == [report.refused for report in want]
     assert {report.refused for report in got} == {("b",) if attack in ("nan@b", "scaled:1e20@b") else ()}
@@ -45,7 +42,7 @@ def test_the_same_numbers_as_in_process(method: Method, attack: str, model: Mode
 def test_sites_are_told_who_attacks(attack: str) -> None:
     names = ("a, or c", "b", "d;e", "f")
     federation = RemoteFederation("sites", blank_clients(names, (3, 16, 16)), ("no", "yes"))
-    plan = prepare(["fedavg"], {"model": "lenet5", "rounds": 3, "engine": "flower", "attack": attack}, federation)[0]
+    plan = prepare(["fedavg"], {**SETTINGS, "attack": attack}, federation)[0]
     for seed in (0, 5):
         context = understand(describe(plan, seed))[0].context
         assert str(context.attacks) == str(parse(attack, names, seed))
@@ -54,32 +51,23 @@ def test_sites_are_told_who_attacks(attack: str) -> None:
 def test_an_attack_is_no_way_around_noise() -> None:
     """A free-rider would send its start, which has seen its data; neither a coordinator nor a site takes part."""
     federation = RemoteFederation("sites", blank_clients(("a", "b"), (3, 16, 16)), ("no", "yes"))
-    settings = {"model": "lenet5", "rounds": 3, "engine": "flower", "attack": "free-rider@b", "clip": 1.0}
+    settings = {**SETTINGS, "attack": "free-rider@b", "clip": 1.0}
     describe(prepare(["fedavg"], settings, federation)[0], 0)
-    with pytest.raises(UserError, match="over real sites attack and noise exclude each other"):
+    with pytest.raises(UserError, match="attack and noise exclude each other"):
         describe(prepare(["fedavg"], {**settings, "noise": 1.0}, federation)[0], 0)
 
 
-def huge(reply: Message) -> Message:
-    answer = Answer.from_record(reply.content) if "upload" in reply.content else None
-    if answer is not None and answer.upload:
-        wild = {name: 1e6 * tensor for name, tensor in answer.upload.items()}
-        reply.content = Answer(wild, answer.report, answer.metrics).to_record(False)
-    return reply
-
-
-def test_too_large_an_upload_is_left_out_and_named(model: Model, federation: Federation) -> None:
-    stage = Stage(FedAvg(), model, federation, EngineSettings(rounds=2, **vars(TRAINING)))
-    stage.grid.nodes[101].spoil = huge
+@pytest.mark.parametrize("bound", [None, 0.0])
+def test_too_large_an_upload_is_rejected_and_named(bound: float | None, model: Model, federation: Federation) -> None:
+    stage = Stage(FedAvg(), model, federation, **({} if bound is None else {"norm_bound": bound}))
+    stage.grid.nodes[101].spoil = changed(
+        lambda answer: replace(answer, upload={name: 1e6 * own for name, own in answer.upload.items()})
+    )
     reports = stage.run()
-    assert [report.refused for report in reports] == [("b",), ("b",)]
     lines = [line for line in stage.said if "ignored" in line]
-    assert [line[: line.index(" is ")] for line in lines] == [
-        "round 1: the upload of b",
-        "round 2: the upload of b",
-    ]
-    assert all(line.endswith(" times the usual size; ignored") for line in lines)
-    assert [line.partition(" is ")[2] for line in lines] == [f"{report.why['b']}; ignored" for report in reports]
-    open_to_all = Stage(FedAvg(), model, federation, EngineSettings(rounds=2, **vars(TRAINING), norm_bound=0.0))
-    open_to_all.grid.nodes[101].spoil = huge
-    assert [report.refused for report in open_to_all.run()] == [(), ()]
+    if bound == 0.0:  # open to all
+        assert [report.refused for report in reports] == [(), ()]
+        return
+    assert [report.refused for report in reports] == [("b",), ("b",)]
+    assert all("times the usual size" in report.why["b"] for report in reports)
+    assert lines == [f"round {own.round}: the upload of b is {own.why['b']}; ignored" for own in reports]
