@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedc2i.deploy import keys
-from fedc2i.deploy.child_process import free_port
+from fedc2i.deploy.child_process import ChildProcess, free_port
 from fedc2i.deploy.coordinator_folder import make_coordinator
 from fedc2i.deploy.site_folder import make_site
 from fedc2i.deploy.superlink import SuperLink
@@ -33,7 +33,6 @@ publisher = "nobody"
 serverapp = "stub.server_app:app"
 clientapp = "stub.client_app:app"
 [tool.flwr.app.config]
-rounds = 1
 fail = false
 seconds = 0.0
 out = ""
@@ -51,26 +50,16 @@ app = ServerApp()
 def main(grid, context):
     if context.run_config["fail"]:
         raise RuntimeError("told to fail")
-    for number in range(int(context.run_config["rounds"])):
-        names = {node.node_id: (node.name, node.public_key) for node in grid.get_nodes()}
-        began = time.time()
-        config = {"sent": began, "seconds": float(context.run_config["seconds"])}
-        out = [Message(RecordDict({"config": ConfigRecord(config)}), node, "train", ttl=120.0) for node in names]
-        open_ids = set(grid.push_messages(out))
-        while open_ids:
-            for reply in grid.pull_messages(list(open_ids)):
-                open_ids.discard(reply.metadata.reply_to_message_id)
-                now = time.time() - began
-                if reply.has_error():
-                    line = f"error {reply.error.code} {reply.error.reason} from {reply.metadata.src_node_id} {now:.2f}"
-                else:
-                    told = dict(reply.content["told"])
-                    name, key = names[reply.metadata.src_node_id]
-                    line = f"reply of {name} site={told['site']} {told['began'] - began:.2f} {now:.2f} {key[:26]}"
-                if context.run_config["out"]:
-                    with open(context.run_config["out"], "a") as file:
-                        print(line, file=file)
-            time.sleep(0.1)
+    names = {node.node_id: node.name for node in grid.get_nodes()}
+    config = ConfigRecord({"seconds": float(context.run_config["seconds"])})
+    out = [Message(RecordDict({"config": config}), node, "train", ttl=120.0) for node in names]
+    open_ids = set(grid.push_messages(out))
+    while open_ids:
+        for reply in grid.pull_messages(list(open_ids)):
+            open_ids.discard(reply.metadata.reply_to_message_id)
+            with open(context.run_config["out"], "a") as file:
+                print(f"reply of {names[reply.metadata.src_node_id]}", dict(reply.content["told"]), file=file)
+        time.sleep(0.1)
 """,
     "stub/client_app.py": """
 import time
@@ -82,12 +71,16 @@ app = ClientApp()
 
 @app.train()
 def train(message, context):
-    began = time.time()
     time.sleep(message.content["config"]["seconds"])
-    told = ConfigRecord({"site": str(context.node_config.get("site", "")), "began": began})
-    return Message(RecordDict({"told": told}), reply_to=message)
+    return Message(RecordDict({"told": ConfigRecord({"site": context.node_config["site"]})}), reply_to=message)
 """,
 }
+
+
+def pid(program: ChildProcess) -> int:
+    """Of the process that ends the program and all that it started."""
+    assert program.guard
+    return program.guard.pid
 
 
 def exists(pid: int) -> bool:

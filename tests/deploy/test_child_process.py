@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from processes_helpers import exists, wait
+from processes_helpers import exists, pid, wait
 
 from fedc2i.deploy.child_process import ChildProcess, environment
 from fedc2i.deploy.process_tree import below
@@ -46,8 +46,7 @@ class Shell(ChildProcess):
 
 def test_stop_ends_what_the_program_started_even_in_sessions_of_its_own(tmp_path: Path) -> None:
     with Shell(tmp_path, "setsid sleep 60 & (sleep 61 & sleep 62 &) ; sleep 63") as shell:
-        assert shell.pid
-        pids = wait(lambda: len(found := below(shell.pid)) >= 5 and found, 5)
+        pids = wait(lambda: len(found := below(pid(shell))) >= 5 and found, 5)
         assert pids
     assert not any(map(exists, pids))
 
@@ -63,8 +62,7 @@ def test_the_end_of_the_program_ends_what_it_left(tmp_path: Path) -> None:
 def test_a_program_that_does_not_listen_is_ended_by_force(tmp_path: Path) -> None:
     with Shell(tmp_path, "trap '' TERM; echo ready; while true; do sleep 0.1; done") as shell:
         assert wait(lambda: "ready" in shell.output(), 5)
-        assert shell.pid
-        assert (pids := below(shell.pid))
+        assert (pids := below(pid(shell)))
     assert shell.exit_code == 128 + signal.SIGKILL
     assert not any(map(exists, pids))
 

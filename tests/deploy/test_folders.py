@@ -251,7 +251,7 @@ def test_what_keeps_a_coordinator_from_starting(centre: Path) -> None:
     assert "not valid for 10.0.0.9; `fedc2i coordinator renew`" in refusal(read_coordinator, centre)
     (centre / "coordinator.toml").write_text(text.replace('bind = "127.0.0.1"', 'bind = "0.0.0.0"'))
     read_coordinator(centre)
-    (centre / "server.key").write_bytes(keys.tls_private(keys.new_key()))
+    (centre / "server.key").write_bytes(keys.to_private(keys.new_key(), "PKCS8"))
     assert "does not belong to server.key" in refusal(read_coordinator, centre)
     (centre / "server.key").chmod(0o604)
     assert "server.key: other users can read" in refusal(read_coordinator, centre)
@@ -314,7 +314,7 @@ def test_a_certificate_is_renewed(centre: Path) -> None:
     run("coordinator", "renew", centre, "--host", "new.example.org", "--days", "10")
     found = read_coordinator(centre)
     assert found.hosts == ("new.example.org",)
-    lines = tls.describe(tls.read_certificate(found.certificate))
+    lines = tls.describe(tls.read_certificate(centre / "server.crt"))
     assert lines[-1] == "warning: the server certificate expires in 10 days"
     assert "days is 0" in problem("coordinator", "renew", centre, "--days", "0")
     (centre / "ca.key").unlink()

@@ -39,7 +39,7 @@ class ChildProcess:
         self.name, self.folder = name, folder
         self.log = folder / f"{name}.log"
         self._home, self._host = home or folder / "flwr", host
-        self._guard: subprocess.Popen[bytes] | None = None
+        self.guard: subprocess.Popen[bytes] | None = None  # a SIGTERM to it ends the program and all that it started
         self._log_start = 0
 
     def start(self) -> None:
@@ -53,7 +53,7 @@ class ChildProcess:
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         words = [sys.executable, "-I", "-S", process_tree.__file__, str(os.getpid()), str(patience), *command]
         with self.log.open("ab") as log:
-            self._guard = subprocess.Popen(
+            self.guard = subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -64,18 +64,13 @@ class ChildProcess:
             )
 
     @property
-    def pid(self) -> int | None:
-        """A SIGTERM to this process ends the program and all that it started."""
-        return self._guard.pid if self._guard else None
-
-    @property
     def exit_code(self) -> int | None:
         """None as long as it runs; 1 for all of Flower's own error codes, which are only in the log."""
-        return self._guard.poll() if self._guard else None
+        return self.guard.poll() if self.guard else None
 
     def is_alive(self) -> bool:
         """Whether it was started and has not ended."""
-        return self._guard is not None and self._guard.poll() is None
+        return self.guard is not None and self.guard.poll() is None
 
     def output(self) -> str:
         """Its output since its latest start, without colours."""
@@ -93,11 +88,11 @@ class ChildProcess:
 
     def stop(self) -> None:
         """Asks it to end, and waits until it and all that it started have ended."""
-        if self._guard is None:
+        if self.guard is None:
             return
-        if self._guard.poll() is None:
-            self._guard.send_signal(signal.SIGTERM)
-        self._guard.wait()
+        if self.guard.poll() is None:
+            self.guard.send_signal(signal.SIGTERM)
+        self.guard.wait()
 
     def __enter__(self) -> Self:
         self.start()

@@ -47,16 +47,6 @@ class CoordinatorFolder:
         return self.folder / "ca.crt"
 
     @property
-    def certificate(self) -> Path:
-        """For ``flower-superlink --ssl-certfile``."""
-        return self.folder / "server.crt"
-
-    @property
-    def key(self) -> Path:
-        """For ``flower-superlink --ssl-keyfile``."""
-        return self.folder / "server.key"
-
-    @property
     def sites(self) -> Path:
         """Where the keys of the admitted sites lie."""
         return self.folder / "sites"
@@ -83,10 +73,10 @@ def read_coordinator(folder: Path, *, ready: bool = True) -> CoordinatorFolder:
     own = CoordinatorFolder(folder.absolute(), hosts, port, bind)
     if ready:
         authority = tls.read_certificate(own.authority, authority=True)
-        certificate, key = tls.read_certificate(own.certificate), keys.read_private(own.key)
+        certificate = tls.read_certificate(own.folder / "server.crt")
         if (secret := own.folder / "ca.key").exists():
             keys.read_private(secret)
-        tls.check_server(authority, certificate, key, own.names)
+        tls.check_server(authority, certificate, keys.read_private(own.folder / "server.key"), own.names)
     return own
 
 
@@ -101,9 +91,9 @@ def make_coordinator(folder: Path, hosts: Sequence[str], port: int = PORT, bind:
     authority_key, authority = tls.new_authority(f"fedc2i authority of {names[0]}")
     key = keys.new_key()
     files = {
-        "ca.key": keys.tls_private(authority_key),
+        "ca.key": keys.to_private(authority_key, "PKCS8"),
         "ca.crt": tls.to_pem(authority),
-        "server.key": keys.tls_private(key),
+        "server.key": keys.to_private(key, "PKCS8"),
         "server.crt": tls.to_pem(tls.server_certificate(authority_key, authority, key.public_key(), own.names)),
         "coordinator.toml": _settings(own),
     }
@@ -115,13 +105,13 @@ def renew(own: CoordinatorFolder, hosts: Sequence[str] = (), days: int = tls.SER
     """Makes a new server certificate with the same key and authority, so that sites need no new file."""
     if days < 1:
         raise UserError(f"days is {days}, must be at least 1")
-    authority_key, key = keys.read_private(own.folder / "ca.key"), keys.read_private(own.key)
+    authority_key, key = (keys.read_private(own.folder / name) for name in ("ca.key", "server.key"))
     renewed = replace(own, hosts=tuple(dict.fromkeys(map(check_host, hosts))) or own.hosts)
     authority = tls.read_certificate(own.authority, authority=True)
     certificate = tls.server_certificate(authority_key, authority, key.public_key(), renewed.names, days)
     if renewed != own:
         write_atomically(own.folder / "coordinator.toml", _settings(renewed))
-    write_atomically(own.certificate, tls.to_pem(certificate))
+    write_atomically(own.folder / "server.crt", tls.to_pem(certificate))
     return renewed
 
 
@@ -143,14 +133,8 @@ def admit(
 ) -> bool:
     """Admits a site, from the next start on; returns whether anything changed.
 
-    Args:
-        own: the coordinator.
-        request: from `keys.read_request`.
-        replace_key: allow a new key for a site that is admitted.
-        fingerprint: of the key, if the site gave it in another way; another key is then rejected.
-
-    Raises:
-        UserError: if the name has another key, or the key another name or another fingerprint.
+    Raises a `UserError` if the name has another key, unless ``replace_key`` allows that, or the key has another name or
+    another fingerprint than the one that the site gave in another way.
     """
     if fingerprint is not None and fingerprint.strip() != keys.fingerprint(request.public):
         raise UserError(
@@ -181,5 +165,4 @@ def remove(own: CoordinatorFolder, name: str) -> None:
 
 
 def _settings(own: CoordinatorFolder) -> bytes:
-    values = {"hosts": list(own.hosts), "port": own.port, "bind": own.bind}
-    return to_toml("The coordinator of a federation.", values)
+    return to_toml("The coordinator of a federation.", {name: getattr(own, name) for name in SETTINGS})

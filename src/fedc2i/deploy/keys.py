@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fedc2i.core.errors import UserError
 
@@ -66,16 +66,10 @@ def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def ssh_private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The form that ``flower-supernode --auth-supernode-private-key`` reads."""
-    form = serialization.PrivateFormat.OpenSSH
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-
-
-def tls_private(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The form that ``flower-superlink --ssl-keyfile`` reads."""
-    form = serialization.PrivateFormat.PKCS8
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+def to_private(key: ec.EllipticCurvePrivateKey, form: Literal["OpenSSH", "PKCS8"]) -> bytes:
+    """The content of a key's file: ``flower-supernode`` reads OpenSSH, ``flower-superlink`` PKCS8."""
+    chosen = getattr(serialization.PrivateFormat, form)
+    return key.private_bytes(serialization.Encoding.PEM, chosen, serialization.NoEncryption())
 
 
 def ssh_public(key: ec.EllipticCurvePublicKey) -> str:

@@ -39,8 +39,7 @@ def _fork(work: Callable[[], None]) -> None:
 def main(words: Sequence[str]) -> None:
     """Starts the executor and becomes the SuperNode; ends when either ends."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--poll", type=float, default=1.0, help="seconds between questions for work")
-    parser.add_argument("--preload", default="", help="modules to import once, with commas between them")
+    parser.add_argument("--preload", required=True, help="modules to import once, with commas between them")
     parser.add_argument("--port", required=True, help="of the SuperNode's interface to the executor")
     own, others = parser.parse_known_args(words)
     secret = secrets.token_bytes(32)
@@ -48,8 +47,7 @@ def main(words: Sequence[str]) -> None:
     if executor == 0:
         try:
             die_with_parent()
-            preload = list(filter(None, own.preload.split(",")))
-            compat.run_executor(f"{LOOPBACK}:{own.port}", secret, preload, _fork)
+            compat.run_executor(f"{LOOPBACK}:{own.port}", secret, own.preload.split(","), _fork)
         finally:
             os._exit(1)
 
@@ -65,7 +63,7 @@ def main(words: Sequence[str]) -> None:
     os.close(writing)
     others += ["--host", LOOPBACK, "--port", own.port]
     others += ["--isolation", "process", "--superexec-auth-secret-file", f"/dev/fd/{reading}"]
-    compat.run_supernode(others, own.poll)
+    compat.run_supernode(others)
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def make_site(
 
     Args:
         folder: new or empty.
-        name: of the site, see `keys.check_name`.
+        name: of the site.
         data: as `fedc2i.load` takes it, like ``data_dir`` and ``image_size``; relative paths are stored absolute.
         coordinator: ``host:port``.
         client: which client of the data this site is; not needed if there is only one.
@@ -183,7 +183,7 @@ def confirm(site: SiteFolder) -> None:
 def _key_files(name: str) -> dict[str, bytes]:
     key = keys.new_key()
     return {
-        "site.key": keys.ssh_private(key),
+        "site.key": keys.to_private(key, "OpenSSH"),
         "site.pub": f"{keys.ssh_public(key.public_key())} {name}\n".encode(),
         f"{name}.csr": keys.make_request(key, name),
     }

@@ -71,8 +71,9 @@ class SuperLink(ChildProcess):
         (own.folder / "state").mkdir(parents=True, exist_ok=True)
         words = ["--host", own.bind, "--port", str(own.port), "--isolation", "subprocess"]
         words += ["--disable-runtime-dependency-installation", "--enable-supernode-auth"]
-        words += ["--ssl-ca-certfile", str(own.authority), "--ssl-certfile", str(own.certificate)]
-        words += ["--ssl-keyfile", str(own.key), "--database", str(own.folder / "state" / "superlink.db")]
+        words += ["--ssl-ca-certfile", str(own.authority), "--ssl-certfile", str(own.folder / "server.crt")]
+        words += ["--ssl-keyfile", str(own.folder / "server.key")]
+        words += ["--database", str(own.folder / "state" / "superlink.db")]
         self.launch([sys.executable, "-P", "-m", "fedc2i.deploy.gateway", *words], patience=5.0)
         self._wait_until_ready(60.0)
 

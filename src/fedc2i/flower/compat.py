@@ -33,7 +33,7 @@ ENVIRONMENT = {  # for every process that runs Flower
 
 # Error codes and log lines
 
-_LOST = (3, 4, 5)  # codes of a message that did not arrive, in either direction
+_LOST = (3, 4, 5)  # a message did not arrive, in either direction
 _ERRORS = {
     1: "its Flower App could not be loaded; is fedc2i installed there?",
     2: "its program failed",
@@ -100,24 +100,21 @@ def run_superlink(gate: Any, words: Sequence[str]) -> None:
 
 
 class _Clock:
-    """Replaces the module ``time`` in the SuperNode's loop, to poll more often than every three seconds."""
-
-    def __init__(self, poll: float) -> None:
-        self._poll = poll
+    """Replaces the module ``time`` in the SuperNode's loop, to poll every second in place of every three."""
 
     def sleep(self, seconds: float) -> None:
         """Pauses of a second and more are between questions to the SuperLink, shorter ones wait for the app."""
-        time.sleep(self._poll if seconds >= 1 else 0.05)
+        time.sleep(1.0 if seconds >= 1 else 0.05)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
 
 
-def run_supernode(words: Sequence[str], poll: float) -> None:
-    """Runs ``flower-supernode``, which asks for work every ``poll`` seconds."""
+def run_supernode(words: Sequence[str]) -> None:
+    """Runs ``flower-supernode``."""
     poll_objects(0.1)
     loop = importlib.import_module("flwr.supernode.start_client_internal")
-    loop.time = _Clock(poll)  # type: ignore[attr-defined]
+    loop.time = _Clock()  # type: ignore[attr-defined]
     sys.argv = ["flower-supernode", *words]
     importlib.import_module("flwr.supernode.cli.flower_supernode").flower_supernode()
 
@@ -135,14 +132,12 @@ class _Executor:
         self._launch = launch
 
     def get_eligible_capacity(self, supported_task_types: set[Any], **_: Any) -> tuple[set[Any], set[str]]:
-        """Takes messages for a client app, and nothing else."""
         return {kind for kind in supported_task_types if kind.value == "flwr-clientapp"}, set()
 
     def wait_for_capacity(self, *_: Any, **__: Any) -> None:
         """There is always capacity: the SuperNode handles one message at a time."""
 
     def launch(self, spec: Any) -> Any:
-        """Starts the work for a message."""
         from flwr.supercore.superexec.executor import LaunchResult
 
         self._launch(partial(_run_app, spec))
@@ -233,5 +228,5 @@ def _reason(error: Any) -> str:
 
     known = FlowerError.from_json(error.response.text)
     if known is None:
-        return f"HTTP {error.response.status_code} {error.response.text[:200]}".strip()
-    return " ".join(filter(None, (f"{known.message}", known.public_details))).replace("\n", " ")
+        return f"HTTP {error.response.status_code} {one_line(error.response.text)}".strip()
+    return one_line(f"{known.message} {known.public_details or ''}", 500)

@@ -65,9 +65,8 @@ def common_federation(
         classes = present[0].classes if len(found) == 1 else sorted({name for own in found for name in own})
         if len(found) > 1:
             lists = "; ".join(f"{site.name} {_some(site.classes, MOST_LISTED)}" for site in present[:MOST_LISTED])
-            more = f"; and {len(present) - MOST_LISTED} more sites" if len(present) > MOST_LISTED else ""
             say(f"the sites have different classes; the run has all {len(classes)} of them: {_some(classes)}")
-            say(f"classes by site: {lists}{more}; if that is wrong, correct the data, or fix the list with --classes")
+            say(f"classes by site: {lists}; if that is wrong, correct the data, or fix the list with --classes")
     shape = Counter(site.image for site in present).most_common(1)[0][0]
     return RemoteFederation(
         "sites",

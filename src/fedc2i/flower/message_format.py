@@ -165,12 +165,8 @@ def agreed(reports: Mapping[int, Params], received: Mapping[int, tuple[int, ...]
     """The diagnostics that most sites send, each in the most common form; all others are dropped.
 
     So a site with other names or shapes does not spoil the rest. The forms are one number, one per received client, one
-    per class, and one per received client and class.
-
-    Args:
-        reports: diagnostics by name, for each client.
-        received: the clients whose models a client received.
-        classes: number of classes.
+    per class, and one per received client and class. ``reports`` and ``received``, the clients whose models a client
+    received, are by client.
     """
     votes: dict[str, Counter[int]] = {}
     for client, report in reports.items():

@@ -29,17 +29,10 @@ _TYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.bool)
 }
-_INVALID = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    SyntaxError,
-    RuntimeError,  # from torch for a huge shape without elements, and for JSON that is nested too deep
-    MemoryError,  # from Python's parser, with which numpy reads an array's header
-    tokenize.TokenError,
-)
+# RuntimeError: from torch for a huge shape without elements, and for JSON that is nested too deep. MemoryError,
+# SyntaxError, TokenError: from Python's parser, with which numpy reads an array's header.
+_SHAPE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError)
+_INVALID = (*_SHAPE, MemoryError, SyntaxError, tokenize.TokenError)
 
 
 def pack(tensors: Params, half: bool = False) -> ArrayRecord:
@@ -98,8 +91,8 @@ def unpack(record: Any) -> Params:
 
 
 def _is_shape(shape: Any) -> bool:
-    is_list = isinstance(shape, list) and len(shape) <= MOST_AXES
-    return is_list and all(type(side) is int and 0 <= side <= MOST_SIZES for side in shape)
+    sides = shape if isinstance(shape, list) and len(shape) <= MOST_AXES else [None]
+    return all(type(side) is int and 0 <= side <= MOST_SIZES for side in sides)
 
 
 def _flat(array: Any, dtype: Any) -> np.ndarray[Any, Any]:
