@@ -19,7 +19,7 @@ from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_many import FedC2IMany
-from fedc2i.methods.math.gamma import Gamma
+from fedc2i.methods.math.influence import Gamma
 from fedc2i.runs.plan import Plan
 
 DATA = "digit5"

@@ -19,7 +19,7 @@ from fedc2i.analysis.significance import DIGITS, Paired
 from fedc2i.analysis.weights import DomainShare
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.methods.math.gamma import Gamma
+from fedc2i.methods.math.influence import Gamma
 from fedc2i.report.table import WHEN
 from fedc2i.runs.results import Array, Result
 

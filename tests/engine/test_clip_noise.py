@@ -296,7 +296,7 @@ def test_what_arrives_is_within_the_clip_of_what_was_sent(model: Model, federati
     ("method", "says"),
     [
         (FedProto(), "class_present"),
-        (FedProto(weighting="counts", share_model=True), "class_counts"),
+        (FedProto(weighting="counts"), "class_counts"),
         (FedC2ITopK(k=1), "influence_vector, influence_matrix"),
         *((Method.registry[name](), "do not cover") for name in NOT_COVERED),
     ],

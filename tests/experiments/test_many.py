@@ -33,7 +33,7 @@ from fedc2i.engine.records import POINTS
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_many import FedC2IMany
-from fedc2i.methods.math.gamma import Gamma
+from fedc2i.methods.math.influence import Gamma
 from fedc2i.report.table import WHEN
 from support.helpers import DIGIT5, Answer, blank_federation, files_below, made_up
 

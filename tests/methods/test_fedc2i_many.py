@@ -17,7 +17,7 @@ from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i_many import FedC2IMany
-from fedc2i.methods.math.gamma import Gamma
+from fedc2i.methods.math.influence import Gamma
 from fedc2i.methods.messages import Peers, relay
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch

@@ -38,7 +38,7 @@ from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles import fedc2i_server as oracle
 from oracles.fedc2i import mixed_body, mixed_head
-from support.method_checks import SIZES, TRAINING, assert_runs_everywhere, in_double, place, run, upload
+from support.method_checks import SIZES, TRAINING, in_double, place, run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -245,24 +245,6 @@ def test_a_body_that_is_not_trained() -> None:
 # What travels, and what it tells.
 
 
-def test_what_leaves_a_client(make_model: Callable[..., Model], federation: Federation) -> None:
-    sent = upload(FedC2IServer(), make_model(batch_norm=True), federation)
-    assert {name: tuple(tensor.shape) for name, tensor in sent.items()} == {
-        "hidden.weight": (6, 768),
-        "norm.weight": (6,),
-        "norm.bias": (6,),
-        "buffer/norm.running_mean": (6,),
-        "buffer/norm.running_var": (6,),
-        "head/head.weight": (4, 6),
-        "head/head.bias": (4,),
-        "statement/loss": (),
-        "statement/gradient": (6 * 768 + 12,),
-        "statement/class_losses": (4,),
-        "statement/class_gradients": (4, 7),
-    }
-    assert "statement/rounds" in upload(FedC2IServer(gamma_class="ramp(5)"), make_model(), federation)
-
-
 @pytest.mark.parametrize("tell", [True, False])
 def test_what_a_client_receives(tell: bool, model: Model, four: Federation) -> None:
     """One mixed model, one mean, its own weights: nothing has an axis for peers' models."""
@@ -305,13 +287,6 @@ def test_bytes_by_hand(model: Model, four: Federation) -> None:
 
 
 # Runs.
-
-
-@pytest.mark.parametrize("kind", [{}, {"batch_norm": True}, {"bias": False}], ids=str)
-def test_on_every_engine(
-    kind: Any, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
-) -> None:
-    assert_runs_everywhere(FedC2IServer(), make_model(**kind), make_federation)
 
 
 @pytest.mark.parametrize("settings", [{}, {"clients_per_round": 2}, {"topology": "ring"}], ids=str)

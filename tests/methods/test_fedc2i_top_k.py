@@ -24,7 +24,7 @@ from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
 from oracles import assert_same_model
 from oracles.fedc2i import Problem, by_powers
-from support.method_checks import assert_runs_everywhere, in_double, run
+from support.method_checks import in_double, run
 
 SIZES = (12, 20, 7, 9, 13, 8)
 CLIENTS = (0, 2, 3, 5, 7)
@@ -372,10 +372,6 @@ def test_fewer_clients_at_a_time_change_nothing(model: Model, six: Federation) -
         for many in (0, 4)
     )
     assert_same_model(parts.trained, whole.trained, rtol=1e-9)
-
-
-def test_few_clients(make_model: Callable[..., Model], make_federation: Callable[..., Federation]) -> None:
-    assert_runs_everywhere(FedC2ITopK(k=1), make_model(), make_federation)
 
 
 def test_with_a_topology_only_neighbours_are_sent(model: Model, six: Federation) -> None:

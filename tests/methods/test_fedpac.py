@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +14,13 @@ from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Phase, Uploads
 from fedc2i.methods.fedpac import FedPAC
 from fedc2i.models.model import Model
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles import fedpac as oracle
 from support.method_checks import (
-    accuracy_on_embedded,
-    assert_runs_everywhere,
     local_client,
     make_site,
     place,
     run,
-    upload,
 )
 
 CLASSES = 4
@@ -127,32 +122,3 @@ def test_alone_a_client_keeps_its_model(model: Model, make_federation: Callable[
     outcome, reports = run(FedPAC(), model, make_federation(sizes=(12,)))
     assert_same_model(row(outcome.received, 0), row(outcome.trained, 0), 0, 0)
     assert reports[-1].influence["influence_vector"].tolist() == [[1.0]]
-
-
-def test_what_leaves_a_client(make_model: Callable[..., Model], federation: Federation) -> None:
-    body = {"hidden.weight", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
-    statistics = {"prototypes", "class_counts", "reference", "variance"}
-    sent = upload(FedPAC(), make_model(batch_norm=True), federation)
-    assert sent.keys() == body | {"head/head.weight", "head/head.bias"} | statistics
-
-
-@pytest.mark.parametrize("kind", [{}, {"bias": False}], ids=str)
-def test_on_every_engine(
-    kind: Any, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
-) -> None:
-    assert_runs_everywhere(FedPAC(), make_model(**kind), make_federation)
-
-
-def test_batchnorm_on_every_engine(
-    make_model: Callable[..., Model], make_federation: Callable[..., Federation]
-) -> None:
-    """With plain gradient steps: Adam blows up the rounding of gradients next to nothing."""
-    model, federation = make_model(batch_norm=True), make_federation(sizes=(12, 12, 12))
-    training = TrainingSettings(batch_size=5, optimizer="sgd", lr=0.05)
-    looped, _ = run(FedPAC(), model, federation, **vars(training))
-    stacked, _ = run(FedPAC(), model, federation, **vars(training), executor="stacked")
-    assert_same_model(stacked.received, looped.received, rtol=1e-4, atol=2e-5)
-
-
-def test_it_learns() -> None:
-    assert accuracy_on_embedded("fedpac").mean("trained") > 30

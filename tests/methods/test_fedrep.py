@@ -19,12 +19,9 @@ from oracles import assert_same_model
 from oracles.fedrep import local_run
 from support.method_checks import (
     TRAINING,
-    accuracy_on_embedded,
-    assert_runs_everywhere,
     local_client,
     place,
     run,
-    upload,
 )
 
 
@@ -87,21 +84,3 @@ def test_clients_receive_the_mean_body_and_keep_their_head(model: Model, federat
     heads = select(outcome.trained, model.head_names)
     assert_same_model(select(outcome.received, model.head_names), heads, rtol=0, atol=0)
     assert not torch.equal(heads["head.weight"][0], heads["head.weight"][1])
-
-
-def test_only_the_body_leaves(make_model: Callable[..., Model], federation: Federation) -> None:
-    sent = upload(FedRep(), make_model(batch_norm=True), federation)
-    assert sent.keys() == {"hidden.weight", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
-
-
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_every_engine(
-    batch_norm: bool, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
-) -> None:
-    assert_runs_everywhere(FedRep(), make_model(batch_norm=batch_norm), make_federation)
-
-
-def test_it_learns() -> None:
-    last = accuracy_on_embedded("fedrep")
-    assert last.mean("trained") > 40
-    assert last.mean("received") > 25

@@ -21,7 +21,7 @@ from fedc2i.models.model import Model
 from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles import pfedgraph as oracle
-from support.method_checks import accuracy_on_embedded, assert_runs_everywhere, make_site, place, run, upload
+from support.method_checks import make_site, place, run
 
 
 def test_graph_by_hand() -> None:
@@ -145,19 +145,3 @@ def test_alone_a_client_keeps_its_model(model: Model, make_federation: Callable[
     outcome, reports = run(PFedGraph(), model, make_federation(sizes=(12,)))
     assert_same_model(row(outcome.received, 0), row(outcome.trained, 0), 0, 0)
     assert reports[-1].influence["influence_vector"].tolist() == [[1.0]]
-
-
-def test_what_leaves_a_client(make_model: Callable[..., Model], federation: Federation) -> None:
-    body = {"hidden.weight", "norm.weight", "norm.bias", "buffer/norm.running_mean", "buffer/norm.running_var"}
-    assert upload(PFedGraph(), make_model(batch_norm=True), federation).keys() == body | {"head.weight", "head.bias"}
-
-
-@pytest.mark.parametrize("kind", [{}, {"batch_norm": True}], ids=str)
-def test_on_every_engine(
-    kind: Any, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
-) -> None:
-    assert_runs_everywhere(PFedGraph(), make_model(**kind), make_federation)
-
-
-def test_it_learns() -> None:
-    assert accuracy_on_embedded("pfedgraph").mean("trained") > 40

@@ -38,9 +38,9 @@ def conflict_aware(free: Array, updates: Array, margins: Array, slack: float) ->
     return d
 
 
-def layer(updates: Array, epsilon: float, slack: float, printed: bool = False) -> Array:
+def layer(updates: Array, epsilon: float, slack: float) -> Array:
     """d for one layer, capped."""
     norms = np.linalg.norm(updates, axis=1)
     free = conflict_free(updates)
-    d = conflict_aware(free, updates, epsilon * norms * (1 if printed else np.linalg.norm(free)), slack)
+    d = conflict_aware(free, updates, epsilon * norms * np.linalg.norm(free), slack)
     return d * min(1.0, norms.max() / max(np.linalg.norm(d), 1e-300))

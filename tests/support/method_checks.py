@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 
-import fedc2i
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
@@ -23,7 +20,7 @@ CPU = torch.device("cpu")
 TRAINING = TrainingSettings(batch_size=5, lr=0.01)
 SIZES = (12, 20, 7, 9)
 # Other defaults, or less, of methods that are tested themselves.
-PRESETS = ("fedc2i.methods.plus", "fedc2i.methods.fedc2i_ablation")
+PRESETS = ("fedc2i.methods.fedc2i_plus", "fedc2i.methods.fedc2i_ablation")
 OF_THEIR_OWN = sorted(name for name, kind in Method.registry.items() if kind.__module__ not in PRESETS)
 
 
@@ -63,33 +60,3 @@ def upload(method: Method, model: Model, federation: Federation) -> Params:
 def in_double(model: Model) -> Model:
     """The same model with numbers of double precision."""
     return split(lambda: model._build().double(), head=model.head_names[0].rpartition(".")[0], name=model.name)
-
-
-def assert_runs_everywhere(method: Method, model: Model, make_federation: Callable[..., Federation]) -> None:
-    """Looped and stacked agree: unequal clients, one without a class; one, two, three, and half of four.
-
-    Tensors are compared by norm: where a single number's gradient is next to nothing, Adam blows its rounding up. With
-    BatchNorm and small batches that happens to whole tensors, so models with it are compared in double precision.
-    """
-    model = in_double(model) if model.has_statistics else model
-    for clients, settings in ((3, {}), (1, {}), (2, {}), (4, {"clients_per_round": "50%", "rounds": 3})):
-        federation = make_federation(sizes=SIZES[:clients], validation=2)
-        looped, reports = run(method, model, federation, **settings)
-        stacked, others = run(method, model, federation, executor="stacked", **settings)
-        for got, want in ((stacked.trained, looped.trained), (stacked.received, looped.received)):
-            assert got.keys() == want.keys()
-            for name, tensor in want.items():
-                assert torch.isfinite(tensor).all(), name
-                assert torch.dist(got[name].float(), tensor.float()) <= 1e-4 * tensor.float().norm() + 1e-6, name
-        for one, two in zip(reports, others, strict=True):
-            for point, metrics in one.metrics.items():
-                for a, b in zip(metrics, two.metrics[point], strict=True):
-                    assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
-
-
-def accuracy_on_embedded(method: str | Method, **settings: Any) -> Round:
-    """The last of four rounds on three of the embedded clients; chance is 10 %."""
-    federation = fedc2i.load("embedded")
-    three = federation.select(federation.names[:3])
-    result = fedc2i.run(method, three, rounds=4, evaluate_every=4, **settings)
-    return result.rounds[-1]

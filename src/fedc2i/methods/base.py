@@ -1,11 +1,9 @@
 """What a federated method is: a few pure functions, written once, for one client.
 
-`Method` itself is FedAvg; every other method is a subclass that overrides what differs. Which engine runs it (a loop,
-all clients stacked on a GPU, real sites) is not its business: it never sees other clients' data, the round loop or a
-device. One round, as the engines run it:
+`Method` itself is FedAvg; every other method is a subclass that overrides what differs. It never sees other clients'
+data, the round loop or a device: that is the business of the engines. One round, as they run it:
 
-    client   params = train on ``loss`` from its start          (``phases`` says what is trained, and how long;
-                                                                ``anchor`` and ``average`` are every method's)
+    client   params = train on ``loss`` from its start          (``phases`` says what is trained, and how long)
     client   upload(params, data, site)                         all that leaves the client
     server   combine(uploads, state)                            what each client receives
     client   personalise(own, batch, site)                      the start of its next round, and diagnostics
@@ -30,11 +28,10 @@ from fedc2i import methods
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import option, validate
 from fedc2i.core.params import Params, Stacked, floating, mix, rows, select, uniform
+from fedc2i.methods.math.influence import progress
 from fedc2i.methods.messages import Peers
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
-
-Part = Literal["all", "body", "head"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Phase:
     """A stretch of local training with its own fresh optimiser: which part of the model, for how many epochs."""
 
     epochs: int
-    train: Part = "all"
+    train: Literal["all", "body", "head"] = "all"
 
 
 @dataclass(frozen=True)
@@ -79,6 +76,10 @@ class Site:
     round: int = 1
     rounds: int = 1
     training: bool = False
+
+    def progress(self) -> float:
+        """How much of the run is done: 0 in round 1, 1 in the last; who reads the round has a new CUDA graph each."""
+        return progress(self.round, self.rounds)
 
     @property
     def peers(self) -> Peers:
@@ -133,12 +134,9 @@ class Uploads:
 
 @dataclass(frozen=True)
 class Download:
-    """What the server sends.
+    """What the server sends: ``shared`` entries to every client, of ``personal`` ones each its own row.
 
-    Attributes:
-        shared: entries every client receives.
-        personal: entries with one row for each of ``clients``; a client receives its own row.
-        clients: whose rows those are, and whose models any relayed stack holds.
+    ``clients`` says whose rows those are, and whose models any relayed stack holds.
     """
 
     shared: Params = field(default_factory=dict)
@@ -163,9 +161,8 @@ class Download:
 class Method:
     """A federated method; by default FedAvg with equal weights.
 
-    Its two options are those of every method, so that any baseline can be given the same extras as a control. They act
-    in local training (`RunContext.loss`, `training.train`) and need no line in a method. Each phase has its
-    own share of both: the anchor holds what the phase trains, and the mean is over the phase's steps.
+    Its two options act in the local training of every method, so that any baseline can be given the same extras as a
+    control. In each phase the anchor holds what the phase trains, and the mean is over the phase's steps.
 
     Attributes:
         name: what the user types.

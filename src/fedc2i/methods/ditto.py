@@ -5,10 +5,8 @@ Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Perso
     w_m   on CE from the received w, as FedAvg does; only this is sent
     v_m   on CE + (μ/2)·‖v − w‖², w the received one throughout; this predicts
 
-The authors write λ for μ. Their scripts set 1, their per-client choice is among 0.1, 1 and 2; 0 is local training, the
-default of their code and of PFLlib; FL-bench has 1. Both models see the same batches in one local run, as in the
-authors' code. They share no parameter, so one optimiser over both takes the steps of two; PFLlib and FL-bench train
-them one after the other, v for one epoch by default.
+The authors write λ for μ. Both models see the same batches, as in the authors' code, and share no parameter, so one
+optimiser over both takes the steps of two.
 """
 
 from __future__ import annotations
@@ -46,9 +44,8 @@ class Ditto(FedAvg):
 
     def untrained(self, model: Model) -> frozenset[str]:
         """The private model's buffers."""
-        return frozenset(
-            _PRIVATE + name for name in (*model.body_names, *model.head_names) if name not in model.trainable
-        )
+        names = (*model.body_names, *model.head_names)
+        return frozenset(_PRIVATE + name for name in names if name not in model.trainable)
 
     def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
         """CE of the global model, CE of the private one, and its proximal term."""

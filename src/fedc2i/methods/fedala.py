@@ -8,12 +8,9 @@ AAAI 2023. Server and local training are FedAvg's. Between them client m starts 
 and learns W, first 1, on a random share s of its data by steps W ← clip(W − η ∂CE/∂W, 0, 1). W stays with the client
 from round to round. p, s and η are the paper's; what the authors score is θ̂ (``received``).
 
-The authors learn W in the first exchange until the last ten epochs' losses vary by less than 0.1, and for one epoch
-later. A stop that depends on data cannot be lifted over clients, so the number of epochs is fixed here: 11 in the first
-exchange, the least that their rule allows. A layer is a module here, the head being layer 1; the authors' code and
-PFLlib count tensors (2 for one layer). W is learnt with the model in evaluation mode, and the last, partial batch
-counts. A client that sits out the round after an exchange discards what it learnt for it; the authors' code lets every
-client learn in every round. FL-bench, in the version read, keeps one W per worker instead of one per client.
+The authors learn W in the first exchange until its loss settles. A stop that depends on data cannot be lifted over
+clients, so the number of epochs is fixed here, to the least that their rule allows. A layer is a module here, the head
+being layer 1; the authors' code counts tensors. W is learnt in evaluation mode.
 """
 
 from __future__ import annotations
@@ -53,11 +50,7 @@ class FedALA(FedAvg):
     weight_batch: int = option(32, "samples in one step of learning the weights", low=1)
 
     def setup(self, params: Params, model: Model) -> Params:
-        """Adds the weights, all one: what is received is taken over.
-
-        Raises:
-            UserError: if the model has fewer layers than are to be mixed.
-        """
+        """Adds the weights, all one: what is received is taken over."""
         return {**params, **{_WEIGHT + name: torch.ones_like(params[name]) for name in self._mixed(model)}}
 
     def untrained(self, model: Model) -> frozenset[str]:
@@ -79,15 +72,12 @@ class FedALA(FedAvg):
         def mixed(weights: Params) -> Params:
             return {**start, **{name: own[name] + weights[name] * gap[name] for name in names}}
 
-        def loss(weights: Params, part: Batch) -> Tensor:
-            return self.loss(mixed(weights), part, site)
-
         chosen = _first(batch, self.share)
         weights = {name: own[_WEIGHT + name] for name in names}
         for _ in range(self.start_epochs if site.round == 1 else self.weight_epochs):
             for low in range(0, len(chosen.y), self.weight_batch):
                 part = Batch(*(tensor[low : low + self.weight_batch] for tensor in chosen))
-                slope = grad(loss)(weights, part)
+                slope = grad(lambda weights, part=part: self.loss(mixed(weights), part, site))(weights)
                 weights = {name: (weights[name] - self.eta * slope[name]).clamp(0, 1) for name in names}
         return {**mixed(weights), **{_WEIGHT + name: weights[name] for name in names}}, report
 

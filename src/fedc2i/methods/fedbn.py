@@ -1,13 +1,8 @@
 """FedBN: FedAvg that leaves normalisation layers private.
 
 Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021.
-For every tensor of a normalisation layer (scale, shift, running mean and variance) client m keeps its own; all others
-are averaged, w ← Σ_m p_m w_m, with p_m = 1/M as in the authors' code, which scores clients after the exchange
-(``received``).
-
-Which layers these are is decided by their type (BatchNorm, InstanceNorm, LayerNorm, GroupNorm). The authors' code and
-the libraries go by names that contain ``bn``; PFLlib moves parameters only, so its statistics are private under every
-method.
+Client m keeps its own scale, shift and running statistics of every normalisation layer; all other tensors are averaged.
+The authors score clients after the exchange (``received``). They find such layers by ``bn`` in a name; we, by type.
 """
 
 from __future__ import annotations
@@ -32,16 +27,11 @@ class FedBN(FedAvg):
     about = "FedAvg with private normalisation layers; needs a model that has some"
 
     def setup(self, params: Params, model: Model) -> Params:
-        """The unchanged model.
-
-        Raises:
-            UserError: if it has no normalisation layer: that would be FedAvg under another name.
-        """
+        """The unchanged model; one without a normalisation layer is refused, as it would make this FedAvg."""
         if not model.norm_names:
             allowed = ", ".join(name for name in NAMES if name.endswith("-bn"))
-            raise UserError(
-                f"fedbn: model '{model.name}' has no normalisation layers; use one that has, e.g. {allowed}"
-            )
+            told = f"fedbn: model '{model.name}' has no normalisation layers; use one that has, e.g. {allowed}"
+            raise UserError(told)
         return params
 
     def upload(self, params: Params, data: Batch, site: Site) -> Params:

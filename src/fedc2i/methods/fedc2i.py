@@ -28,8 +28,7 @@ from fedc2i.core.options import option
 from fedc2i.core.params import Params, finite, mix, select
 from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
 from fedc2i.methods.math.first_order import first_order_losses
-from fedc2i.methods.math.gamma import Gamma, weigh
-from fedc2i.methods.math.influence import Influence, class_losses, client_losses, fill_empty, sharp_cross_entropy
+from fedc2i.methods.math.influence import Gamma, Influence, class_losses, client_losses, sharp_cross_entropy, weigh
 from fedc2i.methods.messages import Peers, relay
 from fedc2i.models.model import scale
 from fedc2i.training.local import Batch
@@ -44,9 +43,7 @@ class FedC2I(Method):
     about = "bodies mixed by client-level, classifier rows by class-level influence"
     keeps_uploads = True
 
-    gamma: float | Gamma = option(  # noqa: RUF009  (a field, of a type that ruff does not know to be immutable)
-        5.0, "sensitivity γ to influence; 0 is FedAvg; a number or an adaptive one", low=0
-    )
+    gamma: float | Gamma = option(5.0, "sensitivity γ; 0 is FedAvg; a number or an adaptive one", low=0)  # noqa: RUF009
     gamma_class: float | Gamma | None = option(None, "γ of the influence matrix; none: the same", low=0)  # noqa: RUF009
     influence: Literal["exact", "first-order"] = option(
         "exact", "client-level losses: one forward pass for each model, or one gradient for all (for many clients)"
@@ -110,8 +107,8 @@ class FedC2I(Method):
 
     def weigh(self, losses: Tensor, gamma: float | Gamma, peers: Peers, site: Site) -> Influence:
         """Losses ``(K,)`` or ``(K, C)`` to influence; all of it is the client's own where no loss is finite."""
-        weights, used = weigh(losses, gamma, peers.valid, site)
-        return Influence(fill_empty(weights, peers.own_weights(losses)), losses, used)
+        weights, used = weigh(losses, gamma, peers.valid, site.progress)
+        return Influence(weights, losses, used).or_else(peers.own_weights(losses))
 
     def mixed(self, own: Params, peers: Peers, vector: Tensor, matrix: Tensor) -> Params:
         """θ̄ = Σ_i λ_i θ_i and φ̄_c = Σ_i Λ_{i,c} φ_{i,c}."""

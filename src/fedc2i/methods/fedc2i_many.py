@@ -12,12 +12,10 @@ and two options more:
     own_weight=equal    A client's own model has seen the samples it is measured on, so with few samples it seems to
                         help itself more than it does. It gets an equal share, and influence divides the rest.
     max_age=0           Where only some clients train in a round, the last models of the others hold the mean back.
-                        Models sent more rounds ago than this are ignored, the client's own like any other; a client
-                        whose own model is ignored measures with the mean of those it received.
+                        Older ones are ignored; a client whose own is measures with the mean of those it received.
 
-With γ = 0 this is FedAvg, also where only some clients train. Among shares from 20 % to 80 %, the paper's γ for both
-levels or one, and both weights of the own model it was chosen by validation accuracy on 100 clients of Digit-5, split
-evenly, with seeds 100 and 101; with label skew others were better.
+With γ = 0 this is FedAvg. It was chosen by validation accuracy on 100 clients of Digit-5, split evenly, with seeds 100
+and 101; with label skew others were better.
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ from fedc2i.core.options import option
 from fedc2i.core.params import Params, finite, mix
 from fedc2i.methods.base import Download, Site, Uploads
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.methods.math.gamma import Gamma, weigh
-from fedc2i.methods.math.influence import Influence, fill_empty
+from fedc2i.methods.math.influence import Gamma, Influence, weigh
 from fedc2i.methods.messages import Peers
 
 
@@ -74,8 +71,8 @@ class FedC2IMany(FedC2I):
         if self.own_weight == "measured":
             return super().weigh(losses, gamma, peers, site)
         own = peers.own & peers.valid
-        others, used = weigh(losses, gamma, peers.valid & ~own, site)
+        others, used = weigh(losses, gamma, peers.valid & ~own, site.progress)
         of = torch.where(others.sum(0) > 0, peers.valid.sum(), 1)  # all of it where nobody else has an influence
         share = own.reshape(-1, *[1] * (losses.ndim - 1)).to(losses.dtype) / of.clamp(min=1)
         weights = share + others * (1 - share.sum(0))
-        return Influence(fill_empty(weights, peers.own_weights(losses)), losses, used)
+        return Influence(weights, losses, used).or_else(peers.own_weights(losses))

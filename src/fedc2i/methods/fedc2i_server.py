@@ -1,32 +1,30 @@
 """FedC²I with the mixing on the server: no client ever receives another's model. Ours, not the paper's.
 
-In FedC²I every client receives all models. Here the server mixes for each, and a client receives its own mixed model
-and two means, of all bodies and of all heads. It cannot measure leave-one-out losses then, for any such mean would show
-it the removed model, θ_i = Mθ̄ − (M−1)θ^{-i}. It uploads a *statement* beside its model instead:
+The server mixes for each client, who receives its own mixed model and two means, of all bodies and of all heads. From
+such means it cannot measure leave-one-out losses: they would show it the removed model, θ_i = Mθ̄ − (M−1)θ^{-i}. It
+uploads a *statement* beside its model instead, over all its training data:
 
     l, g        the loss of (θ̄, φ_m) and its gradient with respect to θ̄
     l_c, g_c    for each class the loss of (θ_m, φ_m with the mean row φ̄_c) and its gradient with respect to that row
 
-over all its training data. From these the server computes first-order losses l + ⟨g, θ̄ − θ_i⟩/(M−1) and
-l_c + ⟨g_c, φ̄_c − φ_{i,c}⟩/(M−1), and from them λ_m and Λ_m as FedC²I does.
+From these the server computes first-order losses l + ⟨g, θ̄ − θ_i⟩/(M−1) and l_c + ⟨g_c, φ̄_c − φ_{i,c}⟩/(M−1), and from
+them λ_m and Λ_m as FedC²I does. θ̄ and φ̄ in the statement are those that the client received last, one round old (in
+the first round, the model it started from); θ_i, and θ̄ in the differences, are the present ones.
 
-θ̄ and φ̄ in the statement are those that the client received last, one round old, so that no second exchange is needed;
-in the first round they are the model it started from. θ_i, and θ̄ in the differences, are the present ones.
-
-What this hides, and what not. From clients that follow the protocol, a peer's model stays hidden as long as there are
-more unknown models than equations. A client knows the mean, its mix and, if they are sent for reports
-(``tell_weights``), the weights of its mix. With two clients the mean alone gives the other model away; with three, the
-mean and the mix with its weights do. A mix with nearly all weight on one peer nearly is its model, and a client that
-lies in its statement can bring that about. The *server* learns more than in FedC²I: a gradient over the whole training
-data at a point it knows and, class by class, the mean feature of the client's errors, from which samples or class
-counts of a small client might be reconstructed.
+What this hides, and what not: a peer's model stays hidden as long as there are more unknown models than equations. A
+client knows the mean, its mix and, with ``tell_weights``, the weights of its mix. With two clients the mean alone gives
+the other model away; with three, the mean and the mix with its weights do. A mix with nearly all weight on one peer
+nearly is its model, and a client that lies in its statement can bring that about. The *server* learns more than in
+FedC²I: a gradient over the whole training data and, class by class, the mean feature of the client's errors, from which
+samples or class counts of a small client might be reconstructed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,8 +35,16 @@ from fedc2i.core.options import option
 from fedc2i.core.params import Params, Stacked, mix, prefixed, select, unprefixed
 from fedc2i.methods.base import Download, Method, Site, Uploads
 from fedc2i.methods.math.first_order import changed_losses, changes
-from fedc2i.methods.math.gamma import Gamma, weigh
-from fedc2i.methods.math.influence import equal_share, is_label, logsumexp_without_each, sharp_cross_entropy
+from fedc2i.methods.math.influence import (
+    Gamma,
+    Progress,
+    equal_share,
+    is_label,
+    logsumexp_without_each,
+    progress,
+    sharp_cross_entropy,
+    weigh,
+)
 from fedc2i.methods.math.prototypes import AT_ONCE
 from fedc2i.methods.messages import Message, Parts, marked, without_broken
 from fedc2i.training.local import Batch
@@ -69,13 +75,6 @@ class Statement(Message):
     rounds: Tensor | None = None
 
 
-class _Clock(NamedTuple):
-    """What an adaptive γ reads."""
-
-    round: int
-    rounds: int
-
-
 @dataclass(frozen=True)
 class FedC2IServer(Method):
     """Influence by first-order statements; bodies and rows of the head mixed on the server."""
@@ -85,9 +84,7 @@ class FedC2IServer(Method):
     about = "fedc2i mixed on the server, from losses and gradients that clients state; no peer's model is sent"
     keeps_uploads = True
 
-    gamma: float | Gamma = option(  # noqa: RUF009  (a field, of a type that ruff does not know to be immutable)
-        5.0, "sensitivity γ to influence; 0 is FedAvg; a number or an adaptive one", low=0
-    )
+    gamma: float | Gamma = option(5.0, "sensitivity γ; 0 is FedAvg; a number or an adaptive one", low=0)  # noqa: RUF009
     gamma_class: float | Gamma | None = option(None, "γ of the influence matrix; none: the same", low=0)  # noqa: RUF009
     tell_weights: bool = option(True, "send a client its λ and Λ along, for reports")
 
@@ -119,14 +116,14 @@ class FedC2IServer(Method):
         heads = select(models, parts.head)
         bodies = select(models, lambda name: name not in heads)
 
-        clock = _Clock(uploads.round, 1 if said.rounds is None else int(said.rounds.max()))
+        done = partial(progress, uploads.round, 1 if said.rounds is None else int(said.rounds.max()))
         share = equal_share(valid, said.loss)
         keep = torch.where(valid, torch.diag(torch.ones_like(share)), share[:, None])  # (i, m): its own, if it is sound
         products = body_products(said.gradient, bodies, sorted(parts.rest))
-        vector = self._weights(stated_losses(said.loss, products, valid), self.gamma, valid, clock, keep)
+        vector = self._weights(stated_losses(said.loss, products, valid), self.gamma, valid, done, keep)
         products = torch.einsum("icn,mcn->imc", head_rows(heads), said.class_gradients)
         gamma = self.gamma if self.gamma_class is None else self.gamma_class
-        matrix = self._weights(stated_losses(said.class_losses, products, valid), gamma, valid, clock, keep)
+        matrix = self._weights(stated_losses(said.class_losses, products, valid), gamma, valid, done, keep)
 
         personal = {name: torch.tensordot(vector.mT.to(rows), rows, 1) for name, rows in bodies.items()}
         personal |= {name: torch.einsum("imc,ic...->mc...", matrix.to(rows), rows) for name, rows in heads.items()}
@@ -134,9 +131,9 @@ class FedC2IServer(Method):
             personal |= dict(zip(WEIGHTS, (vector.mT.contiguous(), matrix.transpose(0, 1).contiguous()), strict=True))
         return Download(prefixed(MEAN, mix(share, models)), personal, uploads.clients), state
 
-    def _weights(self, losses: Tensor, gamma: float | Gamma, valid: Tensor, clock: _Clock, keep: Tensor) -> Tensor:
+    def _weights(self, losses: Tensor, gamma: float | Gamma, valid: Tensor, done: Progress, keep: Tensor) -> Tensor:
         """Losses ``(K, K)`` or ``(K, K, C)``, first i then m, to weights that sum to one over i."""
-        weights, _ = weigh(losses.flatten(1), gamma, valid, clock)  # to γ, a client is a column as a class is
+        weights, _ = weigh(losses.flatten(1), gamma, valid, done)  # to γ, a client is a column as a class is
         weights = weights.reshape(losses.shape)
         instead = keep.reshape(*keep.shape, *[1] * (losses.ndim - 2))
         return torch.where(weights.sum(0) > 0, weights, instead)
@@ -151,14 +148,7 @@ class FedC2IServer(Method):
 def body_statement(
     logits: Callable[[Params, Tensor], Tensor], params: Params, names: Sequence[str], data: Batch
 ) -> tuple[Tensor, Tensor]:
-    """The loss over all of ``data`` at ``params`` and its gradient with respect to ``names``, flat, in that order.
-
-    Args:
-        logits: of a model and images.
-        params: the model.
-        names: which of its tensors; perhaps none.
-        data: the client's samples; a few at a time are in memory.
-    """
+    """The loss over all of ``data`` at ``params`` and its gradient with respect to ``names``, flat, in that order."""
     free = {name: params[name] for name in names}
 
     def total(some: Params, part: Batch) -> Tensor:
@@ -169,7 +159,8 @@ def body_statement(
         more, value = grad_and_value(total)(free, part) if free else ({}, total({}, part))
         loss, gradients = loss + value, {name: gradients[name] + more[name] for name in free}
     flat = torch.cat([loss.new_zeros(0), *(gradients[name].flatten() for name in names)])
-    return _sound(loss / _count(data), flat / _count(data))
+    count = data.w.sum().clamp(min=1)
+    return _sound(loss / count, flat / count)
 
 
 def row_statement(
@@ -181,17 +172,9 @@ def row_statement(
 ) -> tuple[Tensor, Tensor]:
     """For each class c the loss when row c of the own head is the mean row, and its gradient with respect to that row.
 
-    Replacing a row changes one logit of a sample; see `math.influence.class_losses`.
-
-    Args:
-        features: images to h(x) ``(B, d)``.
-        own: features to the own head's logits ``(B, C)``.
-        mean: features to the mean head's.
-        bias: whether the head has one; its entry is then the last of a row.
-        data: the client's samples; a few at a time are in memory.
-
-    Returns:
-        Losses ``(C,)`` and gradients ``(C, d)``, or ``(C, d + 1)``.
+    ``features`` maps images to h(x) ``(B, d)``, ``own`` and ``mean`` these to logits ``(B, C)`` of the two heads.
+    Losses are ``(C,)``, gradients ``(C, d)`` or, if heads have a ``bias``, ``(C, d + 1)``. Replacing a row changes one
+    logit of a sample; see `math.influence.class_losses`.
     """
     losses, gradients = [], []
     for part in _parts(data):
@@ -205,7 +188,8 @@ def row_statement(
         losses.append(w @ (torch.where(label, 0.0, rest) + F.softplus(margins)))
         inputs = torch.cat([h, torch.ones_like(h[:, :1])], 1) if bias else h
         gradients.append((w[:, None] * sign * margins.sigmoid()).mT @ inputs)
-    return _sound(torch.stack(losses).sum(0) / _count(data), torch.stack(gradients).sum(0) / _count(data))
+    count = data.w.sum().clamp(min=1)
+    return _sound(torch.stack(losses).sum(0) / count, torch.stack(gradients).sum(0) / count)
 
 
 def head_rows(head: Stacked) -> Tensor:
@@ -225,15 +209,10 @@ def body_products(gradients: Tensor, bodies: Stacked, names: Sequence[str]) -> T
 
 
 def stated_losses(losses: Tensor, products: Tensor, valid: Tensor) -> Tensor:
-    """Leave-one-out losses of every client, to first order.
+    """Leave-one-out losses l_{-i} of every client m, to first order; nan where m could measure nothing.
 
-    Args:
-        losses: ``(K,)`` of each client m at the mean, or ``(K, C)`` with each row of its head at the mean.
-        products: ``(K, K)`` or ``(K, K, C)``, first i then m: ⟨g_m, θ_i⟩; those of models that are not valid are 0.
-        valid: ``(K,)`` booleans, the models that take part.
-
-    Returns:
-        l_{-i} of client m in the shape of ``products``; nan where m could measure nothing.
+    ``losses`` are ``(K,)``, of each client m at the mean, or ``(K, C)`` with each row of its head at the mean;
+    ``products`` ``(K, K)`` or ``(K, K, C)``, first i then m: ⟨g_m, θ_i⟩, 0 for models that are not ``valid`` ``(K,)``.
     """
     return torch.where(losses < 0, torch.nan, changed_losses(losses, changes(products, valid)))
 
@@ -241,10 +220,6 @@ def stated_losses(losses: Tensor, products: Tensor, valid: Tensor) -> Tensor:
 def _parts(data: Batch) -> Iterator[Batch]:
     for low in range(0, len(data.y), AT_ONCE):
         yield Batch(*(own[low : low + AT_ONCE] for own in data))
-
-
-def _count(data: Batch) -> Tensor:
-    return data.w.sum().clamp(min=1)
 
 
 def _sound(losses: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:

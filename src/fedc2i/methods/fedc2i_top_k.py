@@ -1,10 +1,8 @@
 """FedC²I with less to download: a client receives only the models it weighted most. Ours, not the paper's.
 
-In FedC²I every client receives every model. Here that is so in the first round and in every ``refresh``-th. In between
-a client receives the ``k`` models it weighted most at the last exchange and one other, drawn at random so that it can
-come to know others, and measures influence among those and its own. For that it sends its weights to the server.
-
-K clients have models; n = k + 1 of them are sent to each, never its own, which it has.
+Every client receives every model only in the first round and in every ``refresh``-th. In between it receives n = k + 1
+of K: the ``k`` that it weighted most at the last exchange and one other, drawn at random so that it can come to know
+others. It measures influence among those and its own. For that it sends its weights to the server.
 """
 
 from __future__ import annotations
@@ -66,8 +64,7 @@ class FedC2ITopK(FedC2I):
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
         """Influence among a few models and the client's own; weights of those not received are 0, their losses nan.
 
-        A client that the server has nothing of yet receives means of what the others do, starts from the mean of these,
-        and has nothing to report.
+        A client that the server has nothing of yet starts from the mean of what others receive, and reports nothing.
         """
         chosen = Chosen.find(site.received)
         if chosen is None:
@@ -96,16 +93,10 @@ def scores(reports: Mapping[str, Tensor]) -> Tensor:
 
 
 def choose(scores: Tensor, clients: Sequence[int], round: int, k: int) -> Tensor:
-    """For every client the ``k`` others of the highest score, and one of the rest at random.
+    """For every client the ``k`` others of the highest score, and one of the rest at random: ``(K, k + 1)`` positions.
 
-    Args:
-        scores: ``(K, K)``, on the CPU; equal ones are taken in random order.
-        clients: K numbers. With the round they are the key of what is drawn, so every seed draws the same.
-        round: the present round.
-        k: at least 1, at most K − 2.
-
-    Returns:
-        ``(K, k + 1)`` positions, in ascending order.
+    ``scores`` are ``(K, K)``; equal ones are taken in random order. What is drawn is keyed by client and round, so
+    every seed draws the same.
     """
     chosen = []
     for place, client in enumerate(clients):

@@ -6,13 +6,9 @@ The server relays all models. Client i, with L_i its loss on its validation data
     w_ij ∝ max(0, (L_i(θ_i) − L_i(θ_j)) / ‖θ_j − θ_i‖),   Σ_j w_ij = 1
     start = θ_i + Σ_j w_ij (θ_j − θ_i)
 
-and keeps θ_i if no model does better. θ_i is the model that the client's last local run *started* from; the trained one
-is among the candidates θ_j. So it is in the authors' published commands (NVlabs/FedFomo, ``--baseline_model
-first_model``) and in PFLlib. With ``baseline=trained``, as in FL-bench, θ_i is the trained model itself; it is hard to
-beat on the client's own data, which makes the method close to local training.
-
-The authors' server sends a few models, those with the largest weights so far and some random ones, and means of groups
-beside them; ours sends every client's model and no means. PFLlib keeps the trained model if nothing beats the start.
+and keeps θ_i if no model does better. θ_i is the model that the client's last local run *started* from, as in the
+authors' published commands (NVlabs/FedFomo); the trained one is among the candidates θ_j. The authors' server sends a
+few models and means of groups beside them; ours sends every client's model and no means.
 """
 
 from __future__ import annotations
@@ -44,9 +40,6 @@ class FedFomo(Method):
     about = "moves towards the models that do better on the client's held-out data"
     keeps_uploads = True
 
-    baseline: Literal["start", "trained"] = option(
-        "start", "what a model must beat: the one the local run started from, or the one just trained"
-    )
     influence_samples: int | Literal["all"] = option(
         "all", "held-out samples that models are compared on, or all", low=1
     )
@@ -57,8 +50,8 @@ class FedFomo(Method):
         return Probe(self.influence_samples, "held-out")
 
     def setup(self, params: Params, model: Model) -> Params:
-        """Beside the model, a private copy of the one the next local run starts from, where that is the baseline."""
-        return params if self.baseline == "trained" else {**params, **_as_before(params)}
+        """Beside the model, a private copy of the one that the next local run starts from."""
+        return {**params, **_as_before(params)}
 
     def untrained(self, model: Model) -> frozenset[str]:
         """The private copy."""
@@ -78,7 +71,7 @@ class FedFomo(Method):
         peers, valid = site.peers, site.peers.valid
         if not peers.models:  # no upload was usable yet
             return own, {}
-        base = {name: own[name if self.baseline == "trained" else _BEFORE + name] for name in names}
+        base = {name: own[_BEFORE + name] for name in names}
 
         def loss(model: Params) -> Tensor:
             return batch.mean(F.cross_entropy(site.logits(model, batch.x), batch.y, reduction="none"))
@@ -94,8 +87,7 @@ class FedFomo(Method):
         mixed = mix(weights, peers.models)
         moves = valid.any() & (better | lost)
         start = {name: torch.where(moves, mixed.get(name, base[name]), base[name]) for name in names}
-        kept = _as_before(start) if self.baseline == "start" else {}
-        return {**own, **start, **kept}, {"left_out": ~valid, "influence_vector": weights}
+        return {**own, **start, **_as_before(start)}, {"left_out": ~valid, "influence_vector": weights}
 
 
 def _as_before(params: Params) -> Params:

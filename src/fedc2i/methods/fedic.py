@@ -11,8 +11,8 @@ For class c, over the clients that have it, S is the cluster of client m (first 
     φ̄_m,c = Σ_{i∈S} α_i φ_i,c                                                  its row (and bias entry) of the head
     α = argmin over the simplex of  Σ_i α_i² V_i,c + ‖p_m,c − Σ_i α_i p_i,c‖²,  V_i,c = (E‖h‖² − ‖p_i,c‖²) / n_i,c
 
-and bodies are averaged. Local loss CE + λ·MSE(h(x), P_m,y). A cluster of one keeps its row (α = 1), as does a client
-for a class it has no samples of. Statistics are taken from the model just trained, in evaluation mode.
+and bodies are averaged. Local loss CE + λ·MSE(h(x), P_m,y). A cluster of one keeps its row, as does a client for a
+class it has no samples of. Statistics are taken from the model just trained, in evaluation mode.
 """
 
 from __future__ import annotations
@@ -96,13 +96,8 @@ def first_neighbours(similarity: Tensor, present: Tensor) -> Tensor:
     pairs = present[..., None] & present[..., None, :] & ~alone
     nearest = similarity.masked_fill(~pairs, -torch.inf).argmax(-1)
     links = F.one_hot(nearest, similarity.shape[-1]).to(torch.bool) & pairs
-    return _connected(links, present)
-
-
-def _connected(links: Tensor, present: Tensor) -> Tensor:
-    """Connected components of the undirected graph, by squaring its adjacency matrix."""
     same = links | links.mT | torch.diag_embed(present)
-    for _ in range(max(1, links.shape[-1] - 1).bit_length()):
+    for _ in range(max(1, links.shape[-1] - 1).bit_length()):  # connected components: squares of the adjacency matrix
         reach = same.to(torch.float32)
         same = (reach @ reach) > 0
     return same

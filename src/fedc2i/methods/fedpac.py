@@ -10,11 +10,8 @@ h_i,c = p_i,c μ_i,c and n_i samples, client m gets the head φ̄_m = Σ_i α_i 
 the mean of all bodies, and global prototypes P_c, the count-weighted means of class features under the trained bodies.
 Its local loss is CE + λ·MSE(h(x), P_y); a head epoch comes first, then body epochs.
 
-As in the authors' code, weights are per client, not per class, and a client that sat a round out keeps its head. Unlike
-it, the programme is solved exactly (they drop eigenvalues below 0.01 when rounding makes the matrix indefinite, and
-weights below 0.001), prototypes are taken in evaluation mode, the head has no separate learning rate (theirs is 0.1),
-and the head epoch is one of the E epochs, not one more. PFLlib averages prototypes without counts and does not
-renormalise the truncated weights; FL-bench's file computes the weights but never applies them.
+As in the authors' code, a client that sat a round out keeps its head. Unlike it, the programme is solved exactly,
+prototypes are taken in evaluation mode, the head has the learning rate of the body, and the head epoch is one of the E.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import option
-from fedc2i.core.params import Params, mix
+from fedc2i.core.params import Params, mix, select
 from fedc2i.methods.base import Download, Phase, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.math.prototypes import Prototypes, average, prototypes
@@ -105,10 +102,8 @@ class FedPAC(FedAvg):
         start, _ = super().personalise(own, batch, site)
         took_part = site.position >= 0
         head = {name: torch.where(took_part, start[name], own[name]) for name in site.model.head_names}
-        report = {
-            name: torch.where(took_part, site.received[name], torch.nan) for name in WEIGHTS if name in site.received
-        }
-        return {**start, **head}, report
+        weights = select(site.received, WEIGHTS)
+        return {**start, **head}, {name: torch.where(took_part, w, torch.nan) for name, w in weights.items()}
 
 
 def class_statistics(params: Params, data: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,11 +8,10 @@ AAAI 2022. With h the features before the last layer,
     loss    = CE + ld · ‖h(x) − P_y‖²/d, mean over the batch
 
 A sample whose class has no P_c, and every sample in round 1, adds nothing to the second term. Prototypes come from one
-pass in evaluation mode after training; the authors' code and the libraries average features while the weights still
-move. The mean over clients is unweighted as in the authors' code; ``weighting=counts`` is the paper's formula.
-The paper predicts by the nearest P_c, PFLlib too, FL-bench by the classifier; the classifier is the headline here,
+pass in evaluation mode after training. The mean over clients is unweighted as in the authors' code;
+``weighting=counts`` is the paper's formula. The paper predicts by the nearest P_c; the classifier is the headline here,
 as for every other method, and the other prediction is scored beside it. An absent client's latest prototypes stay in
-the mean (the libraries drop them): a class that only absent clients have keeps its prototype.
+the mean.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import option
-from fedc2i.core.params import Params, mix
+from fedc2i.core.params import Params
 from fedc2i.methods.base import Download, Method, Site, Uploads
 from fedc2i.methods.math.prototypes import Prototypes, average, prototypes
-from fedc2i.methods.messages import Message, Parts
+from fedc2i.methods.messages import Message
 from fedc2i.training.local import Batch
 
 
@@ -55,11 +54,6 @@ class FedProto(Method):
     weighting: Literal["uniform", "counts"] = option(
         "uniform", "weights of the mean: equal, or by samples of the class (which sends class counts)"
     )
-    share_model: bool = option(False, "average the models as well: FedAvg with the prototype loss, not the paper's")
-
-    def __post_init__(self) -> None:
-        if self.share_model:
-            object.__setattr__(self, "title", "FedProto + FedAvg")  # tables must not take it for the paper's method
 
     def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
         """CE plus the distance of every feature to its class's prototype."""
@@ -72,27 +66,18 @@ class FedProto(Method):
         return batch.mean(F.cross_entropy(logits, batch.y, reduction="none") + self.ld * away)
 
     def upload(self, params: Params, data: Batch, site: Site) -> Params:
-        """Prototypes with the classes they are of, or how many samples of each; the model only if it is shared."""
+        """Prototypes with the classes they are of, or how many samples of each."""
         means, counts = prototypes(lambda x: site.features(params, x), data, site.model.classes)
         by_counts = self.weighting == "counts"
-        sent = ClassFeatures(means, None if by_counts else counts > 0, counts if by_counts else None).flat()
-        return {**super().upload(params, data, site), **sent} if self.share_model else sent
+        return ClassFeatures(means, None if by_counts else counts > 0, counts if by_counts else None).flat()
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
-        """The mean prototype of every class; of shared models, the mean of this round's."""
-        sent, models = ClassFeatures.read(uploads.tensors), Parts.read(uploads.tensors, ClassFeatures).rest
+        """The mean prototype of every class."""
+        sent = ClassFeatures.read(uploads.tensors)
         members = sent.class_present if sent.class_counts is None else sent.class_counts
         assert members is not None
         means = average(sent.prototypes, members.to(torch.float32))
-        return Download({**mix(self.weights(uploads), models), **means.flat()}, clients=uploads.clients), state
-
-    def weights(self, uploads: Uploads) -> Tensor:
-        """``(K,)`` weights of the models' mean: of those sent this round, or of all cached ones if none was."""
-        samples = uploads.samples.to(torch.float32)
-        weights = samples if self.weighting == "counts" else torch.ones_like(samples)
-        fresh = (uploads.ages == 0).to(samples.device)
-        weights = torch.where(fresh, weights, 0) if bool(fresh.any()) else weights
-        return weights / weights.sum()
+        return Download(means.flat(), clients=uploads.clients), state
 
     def other_predictions(self, params: Params, x: Tensor, site: Site) -> Mapping[str, Tensor]:
         """By the nearest shared prototype; by the classifier before any has come."""

@@ -3,13 +3,11 @@
 Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning",
 ICML 2021. The server averages bodies, θ ← Σ_m p_m θ_m; heads φ_m never leave. A local run alternates:
 
-    φ_m ← argmin_φ CE(θ, φ)        head epochs, body frozen
+    φ_m ← argmin_φ CE(θ, φ)        head epochs, body frozen and in evaluation mode
     θ_m ← step on CE(θ, φ_m)       body epochs, head frozen
 
-The epochs of a local run are shared out, so that FedRep trains as long as every other method: with two, one for the
-head, then one for the body. The authors' scripts use ten and five, and at least ten further head epochs after the last
-round; PFLlib adds its head epochs on top. While the body is frozen its layers run in evaluation mode, so that
-BatchNorm's statistics are frozen too; the libraries leave them in training mode.
+The epochs of a local run are shared out, so that FedRep trains as long as every other method; the authors' scripts use
+ten and five, and further head epochs after the last round.
 """
 
 from __future__ import annotations

@@ -6,12 +6,8 @@ without hyper-network. With features h, shared head G, private head P_m and n_c 
     g = G(h)                         generic logits, trained with (θ, G) on CE(g + γ log n, y), the balanced softmax
     g + P_m(h)                       personal logits, P_m alone trained on CE(stop(g) + P_m(stop(h)), y)
 
-Both losses are one scalar here. Each reaches parameters that the other does not, so its gradient, and the step of an
-optimiser that treats every number by itself (Adam, SGD), is that of two optimisers stepping in turn on the same batch,
-with h and g computed once before both steps. Computing them again after the first step would differ in second order of
-the learning rate.
-
-PFLlib takes the same two steps. FL-bench trains θ through P_m as well and predicts with P_m alone: not the paper's.
+Both losses are one scalar here. Each reaches parameters that the other does not, so the step of an optimiser that
+treats every number by itself (Adam, SGD) is that of two optimisers in turn, with h and g computed once before both.
 A class that the client lacks has log n = −∞; log of the smallest float stands in for it (about −87).
 """
 
@@ -19,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,16 +38,10 @@ class FedRoD(FedAvg):
     headline = "trained"
 
     gamma_bsm: float = option(1.0, "strength γ of the balanced softmax; 0 is plain cross entropy", low=0)
-    personal_init: Literal["copy", "zero"] = option(
-        "copy", "the private head starts as the generic one (logits double), or at zero (logits unchanged)"
-    )
 
     def setup(self, params: Params, model: Model) -> Params:
-        """Adds the private head, ``personal.weight`` and, if the head has one, ``personal.bias``."""
-        heads = {_personal(name): params[name].clone() for name in model.head_names}
-        if self.personal_init == "zero":
-            heads = {name: torch.zeros_like(tensor) for name, tensor in heads.items()}
-        return {**params, **heads}
+        """Adds the private head, ``personal.weight`` and perhaps ``personal.bias``, first a copy of the generic one."""
+        return {**params, **{_personal(name): params[name].clone() for name in model.head_names}}
 
     def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
         """Balanced softmax for the shared model plus CE for the private head, gradients kept apart."""

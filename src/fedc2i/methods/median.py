@@ -8,7 +8,6 @@ whatever they send, cannot push it out of the range of the others.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -23,7 +22,7 @@ class Median(Method):
     name = "median"
     title = "Median"
     about = "one global model, the coordinate-wise median of all clients' models"
-    headline: ClassVar[Literal["received", "trained"]] = "received"
+    headline = "received"
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """The median model, to everyone."""

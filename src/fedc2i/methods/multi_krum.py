@@ -5,18 +5,14 @@ NeurIPS 2017. Of n models, f of which may be an attacker's, each has the score
 
     s_i = Σ ‖w_i − w_j‖² over the n − f − 2 models w_j nearest to it,
 
-and the global model is the mean of the ``keep`` models with the lowest scores; ``keep`` = 1 is Krum. All tensors count
-as one vector. Models stand for the paper's gradients: in a round all clients start from the same one.
-
-The paper's guarantee needs n > 2f + 2. Where it does not hold, with few clients or after refused uploads, scores are
-over one neighbour at least and one model at least is kept: what comes out is then a rule of thumb. Of two models or one
-none stands out, and their mean is taken.
+and the global model is the mean of the ``keep`` models with the lowest scores; ``keep`` = 1 is Krum. Models stand for
+the paper's gradients: in a round all clients start from the same one. The paper's guarantee needs n > 2f + 2; where it
+does not hold, scores are over one neighbour at least and one model at least is kept. Of two models the mean is taken.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,7 +30,7 @@ class MultiKrum(Method):
     name = "multi-krum"
     title = "Multi-Krum"
     about = "one global model, the mean of the clients' models that lie closest together"
-    headline: ClassVar[Literal["received", "trained"]] = "received"
+    headline = "received"
 
     attackers: int = option(1, "how many clients f may be attackers", low=0)
     keep: int = option(0, "how many models the mean is over, 1 is Krum; 0: all but f", low=0)
@@ -56,12 +52,8 @@ def squared_distances(models: Stacked) -> Tensor:
     Taken from products of the models minus their coordinate-wise median: near which the honest ones lie, so that a huge
     model among them costs the distances of the others no precision.
     """
-    gram = torch.stack(
-        [
-            (centred := (rows - middle(rows)).reshape(len(rows), -1).to(torch.float64)) @ centred.mT
-            for rows in models.values()
-        ]
-    ).sum(0)
+    centred = [(rows - middle(rows)).reshape(len(rows), -1).to(torch.float64) for rows in models.values()]
+    gram = torch.stack([rows @ rows.mT for rows in centred]).sum(0)
     squares = gram.diagonal()
     return (squares + squares[:, None] - 2 * gram).clamp(min=0)
 

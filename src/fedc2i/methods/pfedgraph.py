@@ -9,11 +9,9 @@ i starts from w̄_i = Σ_j a_j w_j, its row of the collaboration graph being
 where, as in the code, a cosine above 0.9 counts as 1. This is a projection of p + cos/(2α) onto the simplex, so it is
 solved in closed form. From round 2 on the local loss is CE + λ (1 − cos(w, w̄_i)).
 
-The paper's objective (its equation 1) draws the client to its aggregate; both variants of the code *add* λ cos, which
-pushes it away (issue 1 there). We follow the paper. The cosine is to the aggregate itself,
-as in the code's ``approx`` variant; its ``cosine`` variant takes Σ_j a_j cos(w, w_j), the same but for models' norms.
-Cosines of updates are over all trained parameters (the code's ``all``). The code's graph spans a round's participants;
-ours the latest models of all clients, so that one that sat out receives an up-to-date aggregate too.
+The paper's objective (its equation 1) draws the client to its aggregate; the code *adds* λ cos, which pushes it away.
+We follow the paper. The code's graph spans a round's participants; ours the latest models of all clients, so that one
+that sat out receives an up-to-date aggregate too.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -31,7 +30,7 @@ class TrimmedMean(Method):
     name = "trimmed-mean"
     title = "Trimmed mean"
     about = "one global model, the mean of all clients' models without the extremes of every coordinate"
-    headline: ClassVar[Literal["received", "trained"]] = "received"
+    headline = "received"
 
     trim: float = option(0.2, "share β of the clients cut at each end of every coordinate", low=0, below=0.5)
 

@@ -7,8 +7,8 @@ import pickle
 import re
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_ablation import FedC2IClient
-from fedc2i.methods.math.gamma import LARGEST, Clock, Gamma
-from fedc2i.methods.math.influence import influence
+from fedc2i.methods.math.influence import LARGEST, Gamma, influence, progress
 from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, split
 from fedc2i.runs.plan import prepare
@@ -46,18 +45,9 @@ ALLOWED = re.escape(
 INF, NAN = float("inf"), float("nan")
 
 
-def at(round: int, rounds: int) -> Clock:
-    return SimpleNamespace(round=round, rounds=rounds)
-
-
-class NoClock:
+def unread() -> float:
     """Reading the round makes recordings of a step useless for the next round; only a ramp may."""
-
-    @property
-    def round(self) -> int:
-        raise AssertionError("the round was read")
-
-    rounds = round
+    raise AssertionError("the round was read")
 
 
 def ramp(amount: float) -> Gamma:
@@ -85,7 +75,7 @@ def effective(weights: Tensor) -> Tensor:
 )
 def test_ramp_by_hand(round: int, rounds: int, want: float) -> None:
     losses = torch.tensor([0.5, 1.0, 2.0])
-    weights, used = ramp(10).weights(losses, everyone(losses), at(round, rounds))
+    weights, used = ramp(10).weights(losses, everyone(losses), partial(progress, round, rounds))
     assert used.tolist() == want
     assert torch.equal(weights, influence(losses, want, everyone(losses)))
 
@@ -93,7 +83,7 @@ def test_ramp_by_hand(round: int, rounds: int, want: float) -> None:
 @given(value=st.floats(0, 1e6), rounds=st.integers(1, 1000))
 def test_the_last_round_of_a_ramp_has_the_very_value(value: float, rounds: int) -> None:
     ones = torch.ones(2, dtype=torch.float64)
-    assert ramp(value).weights(ones, everyone(ones), at(rounds, rounds))[1].item() == value
+    assert ramp(value).weights(ones, everyone(ones), partial(progress, rounds, rounds))[1].item() == value
 
 
 # Scaled.
@@ -102,7 +92,7 @@ def test_the_last_round_of_a_ramp_has_the_very_value(value: float, rounds: int) 
 @pytest.mark.parametrize(("models", "want"), [(1, 0.0), (2, 1.25), (5, 5.0), (9, 10.0), (50, 61.25)])
 def test_scaled_by_hand(models: int, want: float) -> None:
     losses = torch.rand(models, generator=torch.Generator().manual_seed(0))
-    weights, used = Gamma("scaled(5)").weights(losses, everyone(losses), NoClock())
+    weights, used = Gamma("scaled(5)").weights(losses, everyone(losses), unread)
     assert used.tolist() == want
     assert torch.equal(weights, influence(losses, want, everyone(losses)))
 
@@ -110,7 +100,7 @@ def test_scaled_by_hand(models: int, want: float) -> None:
 def test_scaled_counts_valid_models() -> None:
     losses = torch.tensor([[1.0, 2.0], [2.0, 1.0], [4.0, NAN]])
     for valid, want in (([True, True, False], 1.0), ([True] * 3, 2.0), ([False] * 3, 0.0)):
-        _, used = Gamma("scaled(4)").weights(losses, torch.tensor(valid), NoClock())
+        _, used = Gamma("scaled(4)").weights(losses, torch.tensor(valid), unread)
         assert used.tolist() == [want, want]
 
 
@@ -121,7 +111,7 @@ def test_perplexity_by_hand() -> None:
     # Losses 1 and 2 with γ = 2 weigh 1 : 4; exp of that entropy is 5 / 4^(4/5).
     wanted = perplexity(5 / 4**0.8)
     losses = torch.tensor([1.0, 2.0])
-    weights, used = wanted.weights(losses, everyone(losses), NoClock())
+    weights, used = wanted.weights(losses, everyone(losses), unread)
     assert_close(weights, torch.tensor([0.2, 0.8]), rtol=1e-5, atol=0)
     assert float(used) == pytest.approx(2.0, rel=1e-5)
 
@@ -138,7 +128,7 @@ def test_perplexity_is_reached(
     losses = (centre + spread * noise).exp().to(dtype).clamp(min=1e-11)
     best = losses.sort().values[-2:].double()
     assert torch.isfinite(losses).all()
-    weights, used = wanted.weights(losses, everyone(losses), NoClock())
+    weights, used = wanted.weights(losses, everyone(losses), unread)
     assert weights.dtype == used.dtype == dtype
     assert float(weights.sum()) == pytest.approx(1, abs=1e-6)
     assert 0 <= float(used) <= LARGEST * 1.001
@@ -157,7 +147,7 @@ def test_perplexity_of_anything_is_a_distribution_near_enough(
 ) -> None:
     values = torch.tensor(losses)
     valid = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(losses), max_size=len(losses))))
-    weights, used = perplexity(amount).weights(values, valid, NoClock())
+    weights, used = perplexity(amount).weights(values, valid, unread)
     part = valid & torch.isfinite(values)
     assert torch.isfinite(weights).all()
     assert 0 <= float(used) <= LARGEST * 1.001
@@ -171,7 +161,7 @@ def test_perplexity_of_anything_is_a_distribution_near_enough(
 def test_with_no_more_than_k_models_gamma_is_zero_to_the_bit(amount: float) -> None:
     losses = torch.tensor([0.1, 7.0, 3.0, 5.0])
     valid = torch.tensor([True, True, True, False])
-    weights, used = perplexity(amount).weights(losses, valid, NoClock())
+    weights, used = perplexity(amount).weights(losses, valid, unread)
     assert used == 0
     assert torch.equal(weights, influence(losses, 0, valid))
 
@@ -181,17 +171,17 @@ def test_with_no_more_than_k_models_gamma_is_zero_to_the_bit(amount: float) -> N
     [([2.0] * 4, [0.25] * 4), ([1.0, 2.0, 2.0, 2.0], [0, 1 / 3, 1 / 3, 1 / 3]), ([0.0] * 4, [0.25] * 4)],
 )
 def test_equal_losses_stay_equal(losses: list[float], want: list[float]) -> None:
-    weights, used = perplexity(2).weights(torch.tensor(losses), torch.ones(4, dtype=torch.bool), NoClock())
+    weights, used = perplexity(2).weights(torch.tensor(losses), torch.ones(4, dtype=torch.bool), unread)
     assert weights.tolist() == pytest.approx(want)
     assert float(used) == pytest.approx(LARGEST, rel=1e-3)
 
 
 def test_losses_that_are_not_finite() -> None:
     losses = torch.tensor([INF, 1.0, 2.0, 3.0])
-    weights, _ = perplexity(2).weights(losses, everyone(losses), NoClock())
+    weights, _ = perplexity(2).weights(losses, everyone(losses), unread)
     assert weights[0] == 0
     assert float(effective(weights)) == pytest.approx(2, abs=1e-3)
-    none, used = perplexity(2).weights(torch.full((4,), NAN), everyone(losses), NoClock())
+    none, used = perplexity(2).weights(torch.full((4,), NAN), everyone(losses), unread)
     assert (none.tolist(), used.tolist()) == ([0.0] * 4, 0.0)
 
 
@@ -202,11 +192,11 @@ def test_losses_that_are_not_finite() -> None:
 def test_columns_are_independent(text: str) -> None:
     losses = 0.1 + torch.rand(6, 3, generator=torch.Generator().manual_seed(1))
     valid = torch.tensor([True, True, True, True, False, True])
-    weights, used = Gamma.parse(text).weights(losses, valid, at(2, 3))
+    weights, used = Gamma.parse(text).weights(losses, valid, partial(progress, 2, 3))
     assert (weights.shape, used.shape) == ((6, 3), (3,))
     assert (weights[~valid] == 0).all()
     for c in range(3):
-        alone, gamma = Gamma.parse(text).weights(losses[:, c], valid, at(2, 3))
+        alone, gamma = Gamma.parse(text).weights(losses[:, c], valid, partial(progress, 2, 3))
         assert_close(weights[:, c], alone)
         assert_close(used[c], gamma)
         assert_close(weights[:, c], influence(losses[:, c], float(used[c]), valid), rtol=1e-4, atol=1e-6)
@@ -222,7 +212,7 @@ def test_lifted_over_clients(text: str, shape: tuple[int, ...]) -> None:
     valid[3] = False
 
     def weigh(losses: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        return Gamma.parse(text).weights(losses, valid, at(2, 3))
+        return Gamma.parse(text).weights(losses, valid, partial(progress, 2, 3))
 
     weights, used = vmap(weigh)(losses, valid)
     for m in range(4):
@@ -422,15 +412,6 @@ def test_a_run_of_two_rounds(federation: Federation, model: Model, gamma: Any, e
         assert used.tolist() == [[0.0] * 3, [10.0] * 3]
 
 
-def test_as_many_models_as_classes_for_a_while(make_federation: Callable[..., Federation], model: Model) -> None:
-    """Four clients of six have sent a model after the first round, and there are four classes."""
-    federation = make_federation((8,) * 6)
-    result = fedc2i.run("fedc2i", federation, model=model, rounds=3, epochs=1, gamma="scaled", clients_per_round=4)
-    columns = result.influence("gamma_class")
-    assert columns.shape == (3, 6, 6, 4)
-    assert np.nanmax(columns[0]) == 5 * 3 / 4
-
-
 def test_on_the_command_line(make_federation: Callable[..., Federation], tmp_path: Path) -> None:
     data = write_arrays(tmp_path / "data", make_federation((12, 9, 7)))
     quick = ("--data", data, *QUICK, "--set", "rounds=2")
@@ -469,8 +450,8 @@ def test_a_share_is_of_the_models_that_take_part(share: float, losses: list[floa
     valid = everyone(values)
     valid[:left_out] = False
     wanted = max(1.0, share / 100 * int(valid.sum()))
-    got, gamma = perplexity(f"{share}%").weights(values, valid, NoClock())
-    want, same = perplexity(wanted).weights(values, valid, NoClock())
+    got, gamma = perplexity(f"{share}%").weights(values, valid, unread)
+    want, same = perplexity(wanted).weights(values, valid, unread)
     assert_close(got, want, rtol=1e-6, atol=1e-9)
     assert_close(gamma, same, rtol=1e-6, atol=1e-9)
 
@@ -478,6 +459,6 @@ def test_a_share_is_of_the_models_that_take_part(share: float, losses: list[floa
 def test_a_share_of_each_class_by_hand() -> None:
     """Two of four, where the largest two are equal and far above the others: half each."""
     losses = torch.tensor([[4.0, 1e-3], [4.0, 4.0], [1e-3, 4.0], [1e-3, 1e-3]])
-    weights, _ = perplexity("50%").weights(losses, everyone(losses), NoClock())
+    weights, _ = perplexity("50%").weights(losses, everyone(losses), unread)
     want = torch.tensor([[0.5, 0.0], [0.5, 0.5], [0.0, 0.5], [0.0, 0.0]])
     assert_close(weights, want, atol=1e-3, rtol=0)

@@ -20,10 +20,10 @@ from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.math.first_order import first_order_changes, first_order_losses
 from fedc2i.methods.math.influence import (
+    Influence,
     class_losses,
     client_losses,
     equal_share,
-    fill_empty,
     influence,
     logsumexp_without_each,
     sharp_cross_entropy,
@@ -187,10 +187,11 @@ def test_a_loss_that_is_not_finite_gets_nothing(broken: float) -> None:
     assert influence(torch.tensor([broken, broken, broken]), 5.0, EVERYONE).tolist() == [0, 0, 0]
 
 
-def test_fill_empty_and_equal_share() -> None:
+def test_or_else_and_equal_share() -> None:
     weights = torch.tensor([[0.5, 0.0], [0.5, 0.0]])
-    assert_close(fill_empty(weights, torch.tensor([0.2, 0.8])), torch.tensor([[0.5, 0.2], [0.5, 0.8]]))
-    assert_close(fill_empty(torch.zeros(2), torch.tensor([0.2, 0.8])), torch.tensor([0.2, 0.8]))
+    fallback = torch.tensor([0.2, 0.8])
+    assert_close(Influence(weights).or_else(fallback).weights, torch.tensor([[0.5, 0.2], [0.5, 0.8]]))
+    assert_close(Influence(torch.zeros(2)).or_else(fallback).weights, fallback)
     like = torch.zeros(1)
     assert_close(equal_share(torch.tensor([True, False, True]), like), torch.tensor([0.5, 0.0, 0.5]))
     assert_close(equal_share(torch.tensor([False, False]), like), torch.tensor([0.5, 0.5]))

@@ -24,28 +24,17 @@ from fedc2i.methods.math.influence import SMALLEST_LOSS
 def first_order_losses(
     loss: Callable[[Params], Tensor], bodies: Stacked, valid: Tensor, differentiable: Iterable[str]
 ) -> Tensor:
-    """`client_losses` to first order, from `first_order_changes`, whose arguments these are.
-
-    Returns:
-        ``(K,)`` losses; entries of models that are not valid mean nothing. None is finite if the loss at θ̄ is not.
-    """
+    """`client_losses` to first order, ``(K,)``; none is finite if the loss at θ̄ is not."""
     return changed_losses(*first_order_changes(loss, bodies, valid, differentiable))
 
 
 def first_order_changes(
     loss: Callable[[Params], Tensor], bodies: Stacked, valid: Tensor, differentiable: Iterable[str]
 ) -> tuple[Tensor, Tensor]:
-    """The loss at the mean θ̄ of K bodies, and how it changes when one of them is removed.
+    """The loss at the mean θ̄ of K bodies, ``()``, and the changes δ ``(K,)``; arguments as of `client_losses`.
 
-    Args:
-        loss: as in `client_losses`, and differentiable.
-        bodies: as in `client_losses`.
-        valid: as in `client_losses`.
-        differentiable: the names that count. The others stay at their mean, and what leaving model i out does to them
-            is neglected: torch has no derivative with respect to BatchNorm's running statistics.
-
-    Returns:
-        The loss ``()``, and the changes δ ``(K,)``, which sum to zero over the valid models.
+    Names that are not ``differentiable`` stay at their mean, and what leaving model i out does to them is neglected:
+    torch has no derivative with respect to BatchNorm's running statistics.
     """
     count = valid.sum()
     mean = {name: tensor.sum(0) / count.clamp(min=1).to(tensor.dtype) for name, tensor in bodies.items()}

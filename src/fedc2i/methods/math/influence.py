@@ -1,9 +1,10 @@
-"""Leave-one-out losses and the influence they give: the maths of FedC²I as pure functions of tensors.
+"""The maths of FedC²I as pure functions of tensors: leave-one-out losses, γ, and the influence they give.
 
 Paper: Y. Tan, G. Long, J. Jiang, C. Zhang, "Influence-Oriented Personalized Federated Learning".
 
-Notation: K models are received, C classes, B samples in the client's batch with weights ``w`` (0 marks padding).
-The influence of model i on this client is large when the loss *without* i is large:
+Notation: K models are received, C classes, B samples in the client's batch with weights ``w`` (0 marks padding);
+``valid`` ``(K,)`` says which models take part. The influence of model i on this client is large when the loss *without*
+i is large:
 
     λ_i      = l_{-i}^γ    / Σ_j l_{-j}^γ           the influence vector  (K,)
     Λ_{i,c}  = l_{-i,-c}^γ / Σ_j l_{-j,-c}^γ        the influence matrix  (K, C), one distribution a column
@@ -13,8 +14,10 @@ Nothing here branches on the values of a tensor, so every function can be lifted
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -23,8 +26,12 @@ from torch.nn import functional as F  # noqa: N812  (the name torch's own docume
 from fedc2i.core.params import Params, Stacked, row, uniform
 from fedc2i.training.local import weighted_mean
 
+Progress = Callable[[], float]  # how much of a run is done; only who needs it asks
+
 SMALLEST_LOSS = 1e-12
 AT_ONCE = 2**18  # class-level margins in a block: it fits a cache, and on a GPU many clients' blocks fit its memory
+SMALLEST, LARGEST = 1e-6, 1e6  # of perplexity's γ; beyond, the rounding of single-precision losses would decide
+STEPS = 50  # halvings of log γ between them: exact to 3e-14
 
 
 def sharp_cross_entropy(logits: Tensor, y: Tensor, w: Tensor) -> Tensor:
@@ -39,15 +46,10 @@ def sharp_cross_entropy(logits: Tensor, y: Tensor, w: Tensor) -> Tensor:
 
 
 def client_losses(loss: Callable[[Params], Tensor], bodies: Stacked, valid: Tensor) -> Tensor:
-    """l_{-i}: the client's loss with the mean of all bodies but i's, θ^{-i} = (S − θ_i)/(K − 1) with S = Σ_j θ_j.
+    """l_{-i} ``(K,)``: the loss with the mean of all bodies but i's, θ^{-i} = (S − θ_i)/(K − 1) with S = Σ_j θ_j.
 
-    Args:
-        loss: the client's loss on its batch as a function of a body (its own head is inside).
-        bodies: the K received bodies, every tensor ``(K, ...)``; those not valid must be zero.
-        valid: ``(K,)`` booleans, the models that take part.
-
-    Returns:
-        ``(K,)`` losses; entries of models that are not valid mean nothing, nor does that of a single model.
+    ``loss`` is the client's on its batch as a function of a body. ``bodies`` are ``(K, ...)``, zero where not valid;
+    losses of those mean nothing, nor does that of a single model.
     """
     total = {name: tensor.sum(0) for name, tensor in bodies.items()}
     others = (valid.sum() - 1).clamp(min=1)
@@ -61,7 +63,7 @@ def client_losses(loss: Callable[[Params], Tensor], bodies: Stacked, valid: Tens
 def class_losses(
     own: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, w: Tensor, valid: Tensor
 ) -> Tensor:
-    """l_{-i,-c}: the loss when row c of the client's head is the mean of all rows c but client i's.
+    """l_{-i,-c} ``(K, C)``: the loss when row c of the client's head is the mean of all rows c but client i's.
 
     A head is linear, so replacing a row changes one logit, and the logit of a mean of rows is the mean of logits. All
     K·C losses follow from the logits of the K heads on one set of features. With
@@ -79,10 +81,7 @@ def class_losses(
         bias: ``(K, C)``, if the heads have one; those of models that are not valid must be zero.
         y: ``(B,)`` labels.
         w: ``(B,)`` sample weights.
-        valid: ``(K,)`` booleans, the models that take part.
-
-    Returns:
-        ``(K, C)`` losses; entries of models that are not valid mean nothing.
+        valid: ``(K,)`` booleans; losses of the others mean nothing.
     """
     w, classes = w.to(own.dtype), own.shape[1]
     others = (valid.sum() - 1).clamp(min=1).to(own.dtype)
@@ -123,39 +122,115 @@ def logsumexp_without_each(logits: Tensor) -> Tensor:
 
 
 def influence(losses: Tensor, gamma: float | Tensor, valid: Tensor) -> Tensor:
-    """Losses to weights: softmax over clients of γ·log(loss), in log space so that no power can overflow.
+    """Losses ``(K,)`` or ``(K, C)`` to weights that sum to one over clients: softmax of γ·log(loss), never overflowing.
 
-    Args:
-        losses: ``(K,)`` or ``(K, C)`` leave-one-out losses; one that is not finite gets weight 0.
-        gamma: sensitivity, at least 0, one or ``(C,)``; 0 gives equal weights.
-        valid: ``(K,)`` booleans; the others get weight 0.
-
-    Returns:
-        Weights of the shape of ``losses`` that sum to one over clients. Where no loss is finite all weights are 0, and
-        the caller decides what to keep.
+    γ is at least 0, one or ``(C,)``; 0 gives equal weights. A model that is not valid, or whose loss is not finite,
+    gets weight 0. Where no loss is finite all weights are 0, and the caller decides what to keep.
     """
-    logs, part = log_losses(losses, valid)
-    return softmax_over(part, gamma * logs)
+    logs, part = _log_losses(losses, valid)
+    return _softmax_over(part, gamma * logs)
 
 
-def log_losses(losses: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Finite logarithms of the losses, and which of them take part: arguments and shapes as in `influence`."""
+def _log_losses(losses: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Finite logarithms of the losses, and which of them take part."""
     part = valid.reshape(-1, *[1] * (losses.ndim - 1)) & torch.isfinite(losses)
     losses = torch.where(part, losses, torch.finfo(losses.dtype).max)
     return losses.clamp(min=SMALLEST_LOSS).log(), part
 
 
-def softmax_over(part: Tensor, scores: Tensor) -> Tensor:
+def _softmax_over(part: Tensor, scores: Tensor) -> Tensor:
     """Softmax over clients of those that take part; 0 for the others, and for all where nobody does."""
     weights = torch.where(part, scores, -torch.inf).softmax(0)
     return torch.where(part.any(0), weights, 0.0)  # nan after softmax where none takes part
 
 
-def fill_empty(weights: Tensor, fallback: Tensor) -> Tensor:
-    """``weights`` ``(K,)`` or ``(K, C)``, with columns that sum to nothing replaced by ``fallback`` ``(K,)``."""
-    if weights.ndim > 1:
-        fallback = fallback[:, None].expand_as(weights)
-    return torch.where(weights.sum(0) > 0, weights, fallback)
+class Gamma(str):
+    """An adaptive γ, which the paper leaves to future work; written as the text that makes it, such as ``ramp(10)``.
+
+    ramp(γ)        γ·t/(T − 1) in round t = 0..T − 1: FedAvg at first, full sensitivity in the last round
+    scaled(γ)      γ·(M − 1)/4 for M models: leaving one of M out moves their mean by 1/(M − 1), and the losses with it;
+                   γ itself for the paper's five clients, and ``scaled`` is ``scaled(5)``
+    perplexity(k)  the γ that gives weights of k effective models, exp(entropy) = k, to each client and each class;
+                   with a share, perplexity(40%), k is that share of the models
+    """
+
+    kind: str
+    amount: float
+    is_share: bool
+    allowed: ClassVar[str] = (
+        "ramp(number from 0) | scaled(number from 0) | perplexity(number from 1 or share up to 100%, such as 40%)"
+    )
+
+    def __new__(cls, text: str) -> Self:
+        """From ``"ramp(10)"``; a `ValueError` if it is something else, or its number is out of range."""
+        found = re.fullmatch(r"\s*(ramp|scaled|perplexity)\s*\(([^()%]*)(%?)\s*\)\s*", text)
+        if found is None:
+            raise ValueError(f"γ must be {cls.allowed}, got '{text}'")
+        kind, amount, share = found[1], float(found[2]) + 0.0, found[3]  # + 0.0: no negative zero
+        least = 1.0 if kind == "perplexity" else 0.0
+        in_range = 0 < amount <= 100 if share else least <= amount < math.inf
+        if not in_range or (share and kind != "perplexity"):
+            raise ValueError(f"γ must be {cls.allowed}, got '{text}'")
+        short = f"{amount:g}"
+        made = super().__new__(cls, f"{kind}({short if float(short) == amount else repr(amount)}{share})")
+        made.kind, made.amount, made.is_share = kind, amount, bool(share)
+        return made
+
+    @classmethod
+    def parse(cls, value: Any) -> Gamma:
+        """From text or such an object, as the options of a method are read; raises ValueError for anything else."""
+        if not isinstance(value, str):
+            raise ValueError(value)
+        return cls("scaled(5)" if value.strip() == "scaled" else value)
+
+    def weights(self, losses: Tensor, valid: Tensor, done: Progress) -> tuple[Tensor, Tensor]:
+        """Losses to weights as in `influence`, and the γ used, ``()`` or ``(C,)``; only a ramp asks for `progress`."""
+        if self.kind == "perplexity":
+            return self._by_perplexity(losses, valid)
+        if self.kind == "scaled":
+            gamma = self.amount * (valid.sum() - 1).clamp(min=0).to(losses.dtype) / 4
+        else:
+            gamma = losses.new_full((), self.amount * done())
+        return influence(losses, gamma, valid), gamma.expand(losses.shape[1:])
+
+    def _by_perplexity(self, losses: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Bisects log γ in each column, a fixed number of times, since entropy falls as γ rises.
+
+        With no more than k models γ is 0. Where the largest losses are equal, no γ may concentrate the weights on k
+        models: the largest γ is used.
+        """
+        logs, part = _log_losses(losses, valid)
+        logs = logs.double()
+        top = torch.where(part, logs, -torch.inf).amax(0)
+        below = torch.where(part, logs - top, 0.0)  # differences, lest γ magnify the rounding of what all share
+        count = part.sum(0).to(logs.dtype)
+        wanted = (count * (self.amount / 100)).clamp(min=1.0) if self.is_share else torch.full_like(count, self.amount)
+        low, high = torch.full_like(top, math.log(SMALLEST)), torch.full_like(top, math.log(LARGEST))
+        for _ in range(STEPS):
+            middle = (low + high) / 2
+            flat = _effective(middle.exp() * below, part) > wanted
+            low, high = torch.where(flat, middle, low), torch.where(flat, high, middle)
+        gamma = torch.where(count > wanted, ((low + high) / 2).exp(), 0.0)
+        return _softmax_over(part, (gamma * below).to(losses.dtype)), gamma.to(losses.dtype)
+
+
+def _effective(scores: Tensor, part: Tensor) -> Tensor:
+    """exp(entropy) of softmax(scores) over those that take part, of scores at most 0: ``(K, ...)`` to ``(...)``."""
+    powers = torch.where(part, scores.exp(), 0.0)
+    total = powers.sum(0)
+    return total * (-(powers * scores).sum(0) / total).exp()
+
+
+def progress(round: int, rounds: int) -> float:
+    """How much of a run is done: 0 in round 1, 1 in the last."""
+    return (round - 1) / (rounds - 1) if rounds > 1 else 1.0
+
+
+def weigh(losses: Tensor, gamma: float | Gamma, valid: Tensor, done: Progress) -> tuple[Tensor, Tensor | None]:
+    """Losses ``(K,)`` or ``(K, C)`` to weights, and the γ ``()`` or ``(C,)`` that an adaptive one came to."""
+    if isinstance(gamma, Gamma):
+        return gamma.weights(losses, valid, done)
+    return influence(losses, gamma, valid), None
 
 
 def equal_share(valid: Tensor, like: Tensor) -> Tensor:
@@ -176,6 +251,12 @@ class Influence(NamedTuple):
     weights: Tensor
     losses: Tensor | None = None
     gamma: Tensor | None = None
+
+    def or_else(self, fallback: Tensor) -> Influence:
+        """With ``fallback`` ``(K,)`` in columns of weights that sum to nothing."""
+        if self.weights.ndim > 1:
+            fallback = fallback[:, None].expand_as(self.weights)
+        return self._replace(weights=torch.where(self.weights.sum(0) > 0, self.weights, fallback))
 
     def settled(self, can_measure: Tensor, valid: Tensor) -> Influence:
         """Equal weights for a client that cannot measure; γ for each entry, nan where nothing was measured."""

@@ -1,7 +1,4 @@
-"""Class prototypes: the mean feature of every class, as pure functions that ``torch.func.vmap`` can lift over clients.
-
-Notation: N samples with features ``(N, d)``, labels ``y`` ``(N,)``, weights ``w`` ``(N,)``, 0 for padding; C classes.
-"""
+"""Class prototypes, the mean feature of every class: N samples with features ``(N, d)``, weights ``w`` ``(N,)``."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ class Prototypes(Message):
 
 
 def class_means(features: Tensor, y: Tensor, w: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """p_c = mean of the features of class c, ``(C, d)``, and how many samples it has, ``(C,)``.
-
-    A class without samples has prototype zero and count zero.
-    """
+    """p_c = mean of the features of class c, ``(C, d)``, and how many samples it has, ``(C,)``; zero if none."""
     member = F.one_hot(y, classes).to(features.dtype) * w[:, None]  # (N, C)
     counts = member.sum(0)
     return member.T @ features / counts.clamp(min=1)[:, None], counts

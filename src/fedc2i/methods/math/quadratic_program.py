@@ -1,11 +1,8 @@
 """Small quadratic programmes, solved exactly: the aggregation weights of FedPAC, FedIC, pFedGraph and FedCALM.
 
 K is a number of clients, so the problems are tiny; what matters is that they are solved to the end, also when matrices
-are singular, clients are duplicates of each other, or everything is zero. All arithmetic is in double precision, and
-results do not change when a problem is multiplied by a positive constant.
-
-Programmes are solved on the CPU, many at once, wherever their tensors are: their steps are too small to be worth a
-launch on a GPU each. So ask once for all problems.
+are singular, clients are duplicates of each other, or everything is zero. All arithmetic is in double precision, and on
+the CPU, many problems at once: their steps are too small to be worth a launch on a GPU each.
 """
 
 from __future__ import annotations
@@ -40,16 +37,10 @@ def project_simplex(points: Tensor) -> Tensor:
 def simplex_qp(quadratic: Tensor, linear: Tensor | None = None, members: Tensor | None = None) -> Tensor:
     """argmin over the probability simplex of αᵀQα + bᵀα, for many problems: leading axes are broadcast.
 
-    A primal active-set method, which ends after finitely many steps, from equal weights; with many clients, from a few
-    accelerated projected gradient steps, which find most of the support. Weights outside the support are exactly 0.
-
-    Args:
-        quadratic: ``(..., K, K)`` symmetric positive semidefinite Q, possibly singular.
-        linear: ``(..., K)`` b; none is 0.
-        members: ``(..., K)`` booleans, at least one: all others have weight 0; none is everyone.
-
-    Returns:
-        ``(..., K)`` float64 weights; optimality conditions hold to `TOLERANCE`, relative to the largest coefficient.
+    Q is ``(..., K, K)``, positive semidefinite, possibly singular; b ``(..., K)``; ``members`` ``(..., K)`` says who
+    may have weight, at least one. The float64 weights ``(..., K)`` are exactly 0 outside the support; optimality
+    conditions hold to `TOLERANCE`, relative to the largest coefficient. A primal active-set method, which ends after
+    finitely many steps, from equal weights; with many clients, from a few accelerated projected gradient steps.
     """
     clients = quadratic.shape[-1]
     q = quadratic.to("cpu", torch.float64)
@@ -93,16 +84,10 @@ def _warm_up(q: Tensor, b: Tensor, who: Tensor, start: Tensor) -> Tensor:
 
 
 def combination_weights(variances: Tensor, points: Tensor, same: Tensor | None = None) -> Tensor:
-    """For every client m the α on the simplex that minimises Σ_i α_i² V_i + ‖z_m − Σ_i α_i z_i‖².
+    """For every client m the α on the simplex that minimises Σ_i α_i² V_i + ‖z_m − Σ_i α_i z_i‖², as row m.
 
-    Args:
-        variances: ``(..., K)`` V.
-        points: ``(..., K, P)`` z.
-        same: ``(..., K, K)`` booleans, clusters to combine inside; who is in none keeps to itself. None is one cluster
-            of all.
-
-    Returns:
-        ``(..., K, K)`` float64, row m the weights of client m.
+    V is ``(..., K)``, z ``(..., K, P)``, α ``(..., K, K)``. ``same`` ``(..., K, K)`` holds clusters to combine inside;
+    who is in none keeps to itself, and without it all are one cluster.
     """
     points, clients = points.to(torch.float64), points.shape[-2]
     if same is None:
@@ -118,18 +103,10 @@ def combination_weights(variances: Tensor, points: Tensor, same: Tensor | None =
 
 
 def box_qp(gram: Tensor, linear: Tensor, upper: float) -> Tensor:
-    """argmax over 0 ≤ λ ≤ upper of bᵀλ − ½λᵀGλ, for many problems.
+    """argmax over 0 ≤ λ ≤ upper of bᵀλ − ½λᵀGλ, ``(..., K)``, for many problems; precision as of `simplex_qp`.
 
-    The active-set method; with many clients, from a few sweeps of cyclic coordinate ascent,
-    λ_i ← clip(λ_i + (b − Gλ)_i / G_ii, 0, upper), which are slow only where rows are near parallel.
-
-    Args:
-        gram: ``(..., K, K)`` symmetric positive semidefinite G, possibly singular.
-        linear: ``(..., K)`` b.
-        upper: the bound, above 0.
-
-    Returns:
-        ``(..., K)`` float64; optimality conditions hold to `TOLERANCE`, relative to the largest coefficient.
+    G is ``(..., K, K)``, positive semidefinite, possibly singular; b ``(..., K)``. The active-set method; with many
+    clients, from a few sweeps of cyclic coordinate ascent, λ_i ← clip(λ_i + (b − Gλ)_i / G_ii, 0, upper).
     """
     clients = linear.shape[-1]
     g: _Array = gram.to("cpu", torch.float64).numpy().reshape(-1, clients, clients) * upper  # in units of the bound
@@ -158,15 +135,8 @@ def _finish(h: _Array, b: _Array, x: _Array, fixed: _Mask, upper: float, on_simp
     """argmin of ½xᵀHx + bᵀx over 0 ≤ x ≤ upper, if asked with Σx = 1, from feasible x: a primal active-set method.
 
     Each step goes to the optimum of the face that x is on, or to a bound of it; from a face's optimum, the coordinate
-    with the steepest descent leaves its bound. Faces do not come back, as the objective falls.
-
-    Args:
-        h: ``(N, K, K)``, of N problems that step together until each is done.
-        b: ``(N, K)``.
-        x: ``(N, K)``, overwritten by the result.
-        fixed: ``(N, K)`` booleans, which coordinates stay at their bound.
-        upper: the bound.
-        on_simplex: whether Σx = 1.
+    with the steepest descent leaves its bound. Faces do not come back, as the objective falls. H is ``(N, K, K)``, of N
+    problems that step together until each is done; x ``(N, K)`` is overwritten; ``fixed`` ``(N, K)`` coordinates stay.
     """
     left = np.arange(len(x))  # the problems not done
     for _ in range(100 + 20 * b.shape[1]):

@@ -1,14 +1,9 @@
-"""FedC²I⁺, and three baselines with the same extras.
+"""FedC²I⁺, and three baselines with the same extras. Ours, not the paper's.
 
-FedC²I⁺ is FedC²I with influence measured on 256 samples instead of 32 (on all, where a client has fewer), and with two
-extras in local training that belong to no method: a pull towards the model the round started from (``anchor=0.1``), and
-the mean of the models over the second half of the local steps (``average=true``). It is ours, not the paper's.
-
-What such extras bring, they may bring to any method. So the controls are baselines with the very same extras; a gain of
-FedC²I⁺ over FedAvg that FedAvg with the extras has too is no gain of influence.
-
-A preset is other defaults and nothing else: ``fedavg-plus`` is ``fedavg:anchor=0.1,average=true``. In FedProx the
-anchor and the proximal term have the same target, so their strengths add up: μ = 0.01 + 0.1.
+FedC²I⁺ is FedC²I with influence measured on 256 samples instead of 32, and with two extras in local training that
+belong to no method: ``anchor=0.1`` and ``average=true``, see `Method`. What such extras bring, they may bring to any
+method, so the controls are baselines with the very same extras: ``fedavg-plus`` is ``fedavg:anchor=0.1,average=true``.
+In FedProx the anchor and the proximal term have the same target, so their strengths add up: μ = 0.01 + 0.1.
 """
 
 from __future__ import annotations

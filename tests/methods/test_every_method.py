@@ -1,0 +1,249 @@
+"""What holds for every method: names, options, what leaves a client, and that it learns, the same on any engine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fedc2i.runs.specs import parse
+
+import fedc2i
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import options_of
+from fedc2i.data.federation import Federation
+from fedc2i.methods import registry
+from fedc2i.methods.base import Method
+from fedc2i.models.model import Model
+from support.method_checks import SIZES, in_double, run, upload
+
+LOAD_ONE = """
+import sys
+from fedc2i.methods import registry
+assert registry.get("fedc2i").title == "FedC²I"
+assert "fedc2i.methods.fedavg" not in sys.modules
+assert registry.get("fedavg-plus").title == "FedAvg + extras"  # a file of several methods
+assert len(registry.names()) > 20
+"""
+TAKE_A_NAME = """
+from fedc2i import Method, UserError
+try:
+    type("Impostor", (Method,), {"name": "fedrep", "title": "Impostor"})
+except UserError as error:
+    assert "'fedrep' is taken by fedc2i.methods.fedrep" in str(error)
+else:
+    raise AssertionError
+"""
+
+
+@pytest.mark.parametrize("script", [LOAD_ONE, TAKE_A_NAME], ids=["load one", "take a name"])
+def test_only_what_is_asked_for_is_imported(script: str) -> None:
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("name", ["fedc2", "base", "", "math", "../fedavg", "fedc2i_top_k"])
+def test_an_unknown_name_is_told_with_those_there_are(name: str) -> None:
+    assert registry.find(name) is None
+    with pytest.raises(UserError, match=r"unknown method .*allowed are ditto, .*trimmed-mean and FILE\.py:CLASS"):
+        registry.get(name)
+
+
+def test_all_names_are_listed_and_reconstructions_say_so() -> None:
+    assert registry.names() == sorted(Method.registry)
+    assert {name for name, kind in Method.registry.items() if kind.reconstruction} == {"fedcalm", "fedic"}
+    assert all("reconstruction" in registry.get(name).reconstruction for name in ("fedcalm", "fedic"))
+
+
+# Privacy: the complete list of what leaves a client, of a model with BatchNorm. A prefix is for the server.
+
+WEIGHTS = {"hidden.weight", "norm.weight", "norm.bias"}
+STATISTICS = {"norm.running_mean", "norm.running_var"}
+HEAD = {"head.weight", "head.bias"}
+MODEL = WEIGHTS | STATISTICS | HEAD
+OF_HEAD = {f"head/{name}" for name in HEAD}
+OF_STATISTICS = {f"buffer/{name}" for name in STATISTICS}
+STATEMENT = {f"statement/{name}" for name in ("loss", "gradient", "class_losses", "class_gradients")}
+LEAVES: dict[str, set[str]] = {
+    "local": set(),
+    **dict.fromkeys(
+        ("fedavg", "fedprox", "ditto", "fedala", "fedfomo", "fedrod", "fedavg-plus", "fedprox-plus"), MODEL
+    ),
+    **dict.fromkeys(("median", "trimmed-mean", "multi-krum", "fedavg-plus", "fedprox-plus"), MODEL),
+    **dict.fromkeys(("fedc2i", "fedc2i-plus", "fedc2i-many", "fedc2i-top-k"), MODEL),
+    **dict.fromkeys(("fedc2i-client", "fedc2i-class-global", "fedc2i-class-local"), MODEL),
+    **dict.fromkeys(("fedrep", "fedrep-plus"), WEIGHTS | STATISTICS),
+    **dict.fromkeys(("fedcalm", "pfedgraph"), WEIGHTS | HEAD | OF_STATISTICS),
+    "fedc2i-server": WEIGHTS | OF_STATISTICS | OF_HEAD | STATEMENT,
+    "fedbn": {"hidden.weight"} | HEAD,
+    "fedic": WEIGHTS | STATISTICS | OF_HEAD | {"prototypes", "class_counts", "variance"},
+    "fedpac": WEIGHTS | STATISTICS | OF_HEAD | {"prototypes", "class_counts", "reference", "variance"},
+    "fedproto": {"prototypes", "class_present"},
+    "fedproto:weighting=counts": {"prototypes", "class_counts"},
+}
+
+
+@pytest.mark.parametrize("name", sorted({*Method.registry, *LEAVES}))
+def test_exactly_these_tensors_leave_a_client(
+    name: str, federation: Federation, make_model: Callable[..., Model]
+) -> None:
+    assert name in LEAVES, f"say in LEAVES what '{name}' uploads"
+    kind, _, options = parse(name)
+    sent = upload(kind(**options), make_model(batch_norm=True), federation)
+    assert sent.keys() == LEAVES[name]
+    if "class_present" in sent:
+        assert sent["class_present"].tolist() == [True, True, True, False]
+    if name == "fedproto:weighting=counts":
+        assert sent["class_counts"].tolist() == [4, 4, 4, 0]
+
+
+# What every option accepts and rejects, at the edges of its range. Classes share the options of their parents.
+
+INF, NAN = float("inf"), float("nan")
+AT_LEAST_0 = ([0, 0.5], [-0.1, NAN, INF, "much", True, None])
+COUNT = ([1, 7], [0, -1, 1.5, True, "all"])
+COUNT_FROM_0 = ([0, 7], [-1, 0.5, True, "all"])
+SAMPLES = ([1, 300, "all"], [0, -1, 2.5, True, "some", None])
+YES_OR_NO = ([True, False], [1, "yes", None])
+GAMMA = ([0, 2, "ramp(3)"], [-1, NAN, INF, "five", "ramp(-1)", True])
+RANGES: dict[tuple[str, str], tuple[list[Any], list[Any]]] = {
+    ("fedavg", "anchor"): AT_LEAST_0,
+    ("fedavg", "average"): YES_OR_NO,
+    ("fedavg", "weighting"): (["uniform", "samples"], ["size", "", None]),
+    ("fedprox", "mu"): AT_LEAST_0,
+    ("ditto", "mu"): AT_LEAST_0,
+    ("fedrep", "body_epochs"): COUNT,
+    ("fedrod", "gamma_bsm"): AT_LEAST_0,
+    ("fedproto", "ld"): AT_LEAST_0,
+    ("fedproto", "weighting"): (["uniform", "counts"], ["samples"]),
+    ("fedpac", "lam"): AT_LEAST_0,
+    ("fedpac", "head_epochs"): COUNT,
+    ("fedic", "alternate"): YES_OR_NO,
+    ("fedcalm", "epsilon"): AT_LEAST_0,
+    ("fedcalm", "slack"): ([0.1], [0, -1, INF]),
+    ("pfedgraph", "alpha"): ([0.1], [0, -1, NAN]),
+    ("pfedgraph", "lam"): AT_LEAST_0,
+    ("pfedgraph", "snap"): ([-1, 0.9, 1], [-1.1, NAN]),
+    ("fedala", "layers"): COUNT,
+    ("fedala", "share"): ([0.1, 1], [0, 80, "most"]),
+    ("fedala", "eta"): AT_LEAST_0,
+    ("fedala", "start_epochs"): COUNT,
+    ("fedala", "weight_epochs"): COUNT,
+    ("fedala", "weight_batch"): COUNT,
+    ("fedfomo", "influence_samples"): SAMPLES,
+    ("trimmed-mean", "trim"): ([0, 0.49], [-0.1, 0.5, NAN]),
+    ("multi-krum", "attackers"): COUNT_FROM_0,
+    ("multi-krum", "keep"): COUNT_FROM_0,
+    ("fedc2i", "gamma"): GAMMA,
+    ("fedc2i", "gamma_class"): (GAMMA[0] + [None], GAMMA[1]),
+    ("fedc2i", "influence"): (["exact", "first-order"], ["second-order"]),
+    ("fedc2i", "influence_samples"): SAMPLES,
+    ("fedc2i", "influence_split"): (["train", "validation"], ["test"]),
+    ("fedc2i-many", "own_weight"): (["measured", "equal"], ["none"]),
+    ("fedc2i-many", "max_age"): ([0, 3, None], [-1, 1.5, True, "old"]),
+    ("fedc2i-top-k", "k"): COUNT,
+    ("fedc2i-top-k", "refresh"): COUNT,
+    ("fedc2i-server", "gamma"): GAMMA,
+    ("fedc2i-server", "gamma_class"): (GAMMA[0] + [None], GAMMA[1]),
+    ("fedc2i-server", "tell_weights"): YES_OR_NO,
+}
+
+
+@pytest.mark.parametrize(("name", "option"), RANGES, ids=str)
+def test_the_range_of_an_option(name: str, option: str) -> None:
+    kind, (good, bad) = Method.registry[name], RANGES[name, option]
+    for value in good:
+        assert getattr(kind(**{option: value}), option) == value
+    for value in bad:
+        with pytest.raises(UserError, match=f"^{option} must be .*, got '"):
+            kind(**{option: value})
+
+
+def test_every_option_is_in_the_table() -> None:
+    for name, kind in Method.registry.items():
+        for option in options_of(kind):
+            owners = [own.name for own in kind.__mro__ if issubclass(own, Method) and own.__dict__.get("name")]
+            assert any((owner, option) in RANGES for owner in [*owners, "fedavg"]), (name, option)
+
+
+# Engines. Not in the table: methods that others here are made of, and those that test_stacked and test_workers cover.
+
+PLAIN: dict[str, bool] = {}
+NORM, NO_BIAS = {"batch_norm": True}, {"bias": False}
+RUNS: dict[str, tuple[dict[str, bool], ...]] = {
+    "ditto": (PLAIN, NORM),
+    "fedala:layers=2": (PLAIN, NORM),
+    "fedbn": (NORM, {"layer_norm": True}),
+    "fedc2i-server": (PLAIN, NORM, NO_BIAS),
+    "fedc2i-top-k:k=1": (PLAIN,),
+    "fedcalm": (PLAIN,),
+    "fedfomo": (PLAIN, NORM),
+    "fedic": (PLAIN,),
+    "fedic:alternate=true": (PLAIN,),
+    "fedpac": (PLAIN, NORM, NO_BIAS),
+    "fedproto:weighting=counts": (PLAIN,),
+    "fedrep": (PLAIN, NORM),
+    "fedrod": (PLAIN, NO_BIAS),
+    "median": (PLAIN, NORM),
+    "multi-krum": (PLAIN, NORM),
+    "pfedgraph": (PLAIN, NORM),
+    "trimmed-mean": (PLAIN, NORM),
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in RUNS.items() for kind in kinds], ids=str)
+def test_looped_and_stacked_agree(
+    name: str, kind: dict[str, bool], make_model: Callable[..., Model], make_federation: Callable[..., Federation]
+) -> None:
+    """Unequal clients, one without a class; one, two, three, and half of four.
+
+    Tensors are compared by norm: where a single number's gradient is next to nothing, Adam blows its rounding up. With
+    BatchNorm and small batches that happens to whole tensors, so models with it are compared in double precision.
+    """
+    cls, _, options = parse(name)
+    method, model = cls(**options), make_model(**kind)
+    model = in_double(model) if model.has_statistics else model
+    for clients, settings in ((3, {}), (1, {}), (2, {}), (4, {"clients_per_round": "50%", "rounds": 3})):
+        federation = make_federation(sizes=SIZES[:clients], validation=2)
+        looped, reports = run(method, model, federation, **settings)
+        stacked, others = run(method, model, federation, executor="stacked", **settings)
+        for got, want in ((stacked.trained, looped.trained), (stacked.received, looped.received)):
+            assert got.keys() == want.keys()
+            for name, tensor in want.items():
+                assert torch.isfinite(tensor).all(), name
+                assert torch.dist(got[name].float(), tensor.float()) <= 1e-4 * tensor.float().norm() + 1e-6, name
+        for one, two in zip(reports, others, strict=True):
+            for point, metrics in one.metrics.items():
+                for a, b in zip(metrics, two.metrics[point], strict=True):
+                    assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
+
+
+# Four rounds on three of the embedded clients, where chance is 10 %: accuracy at a point, or of another prediction.
+
+LEARNS: dict[str, dict[tuple[str, str], float]] = {
+    "ditto": {("trained", "accuracy"): 45, ("received", "accuracy/global"): 35},
+    "fedala": {("received", "accuracy"): 35, ("trained", "accuracy"): 50},
+    "fedbn": {("received", "accuracy"): 60, ("trained", "accuracy"): 65},
+    "fedcalm": {("trained", "accuracy"): 40},
+    "fedfomo": {("trained", "accuracy"): 40},
+    "fedic": {("trained", "accuracy"): 40},
+    "fedpac": {("trained", "accuracy"): 30},
+    "fedproto": {("trained", "accuracy"): 60, ("received", "accuracy/prototype"): 50},
+    "fedrep": {("trained", "accuracy"): 40, ("received", "accuracy"): 25},
+    "fedrod": {("trained", "accuracy"): 50, ("received", "accuracy/generic"): 35},
+    "median": {("received", "accuracy"): 25, ("trained", "accuracy"): 40},
+    "multi-krum": {("received", "accuracy"): 25, ("trained", "accuracy"): 40},
+    "pfedgraph": {("trained", "accuracy"): 40},
+    "trimmed-mean": {("received", "accuracy"): 25, ("trained", "accuracy"): 40},
+}
+
+
+@pytest.mark.parametrize("name", LEARNS)
+def test_it_learns(name: str) -> None:
+    federation = fedc2i.load("embedded")
+    three, settings = federation.select(federation.names[:3]), {"model": "lenet5-bn"} if name == "fedbn" else {}
+    last = fedc2i.run(name, three, rounds=4, evaluate_every=4, **settings).rounds[-1]
+    for (point, metric), least in LEARNS[name].items():
+        assert last.mean(point, metric) > least
