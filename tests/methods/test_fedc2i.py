@@ -13,15 +13,14 @@ from torch.testing import assert_close
 
 from fedc2i.core.params import Params, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.methods.base import Method, Probe, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
-from fedc2i.training.settings import TrainingSettings
 from oracles.fedc2i import Problem, by_powers
+from support.method_checks import local_client, make_site, place, probe_of
 
 GAMMA = 3.0
 
@@ -62,14 +61,6 @@ def test_gamma_zero_is_fedavg_bit_for_bit(influence: Any, model: Model) -> None:
         assert torch.equal(start[name], tensor)
 
 
-def context(method: Method, model: Model) -> RunContext:
-    return RunContext(method, model, TrainingSettings(), rounds=3, seed=0)
-
-
-def placed(federation: Federation, client: int = 0) -> ClientData:
-    return ClientData.place(federation.clients[client], len(federation.classes), torch.device("cpu"))
-
-
 def pixels(batch: Batch) -> set[bytes]:
     return {image.numpy().tobytes() for image in batch.x}
 
@@ -78,28 +69,27 @@ def pixels(batch: Batch) -> set[bytes]:
 def test_influence_samples_are_distinct_training_samples(
     federation: Federation, model: Model, samples: Any, want: int
 ) -> None:
-    data = placed(federation)
-    batch = context(FedC2I(influence_samples=samples), model).probe(data, 1)
-    assert batch is not None
+    data = place(federation)
+    batch = probe_of(local_client(FedC2I(influence_samples=samples), model, federation))
     assert len(batch.y) == len(pixels(batch)) == want
     assert pixels(batch) <= pixels(data.train)
     assert batch.w.tolist() == [1.0] * want
 
 
 def test_influence_samples_are_drawn_anew_for_every_round_and_client(federation: Federation, model: Model) -> None:
-    own = context(FedC2I(influence_samples=4), model)
-    first, again, second = (own.probe(placed(federation), number) for number in (1, 1, 2))
+    own = local_client(FedC2I(influence_samples=4), model, federation)
+    first, again, second = (probe_of(own, number) for number in (1, 1, 2))
     assert torch.equal(first.x, again.x)
     assert pixels(first) != pixels(second)
-    training_batch = own.epochs(placed(federation), 1)[0][0][:4]
-    assert pixels(first) != pixels(placed(federation).train.take(training_batch))
+    training_batch = own.context.epochs(own.data, 1)[0][0][:4]
+    assert pixels(first) != pixels(own.data.train.take(training_batch))
 
 
 def test_influence_split(make_federation: Callable[..., Federation], model: Model) -> None:
-    data = placed(make_federation(validation=6))
-    batch = context(FedC2I(influence_split="validation", influence_samples="all"), model).probe(data, 1)
-    assert pixels(batch) == pixels(data.validation)
-    assert not pixels(batch) & pixels(data.train)
+    method = FedC2I(influence_split="validation", influence_samples="all")
+    client = local_client(method, model, make_federation(validation=6))
+    assert pixels(probe_of(client)) == pixels(client.data.validation)
+    assert not pixels(probe_of(client)) & pixels(client.data.train)
 
 
 @dataclass(frozen=True)
@@ -115,19 +105,18 @@ class HeldOut(Method):
 def test_held_out_samples_are_validation_data_where_there_are_any(
     validation: int, make_federation: Callable[..., Federation], model: Model
 ) -> None:
-    data = placed(make_federation(validation=validation))
-    batch = context(HeldOut(), model).probe(data, 1)
-    assert pixels(batch) == pixels(data.validation if validation else data.train)
+    client = local_client(HeldOut(), model, make_federation(validation=validation))
+    assert pixels(probe_of(client)) == pixels(client.data.validation if validation else client.data.train)
 
 
 def test_the_probe_reaches_personalise(make_federation: Callable[..., Federation], model: Model) -> None:
     """The whole path of a client: what it measures on is the probe, nothing else."""
-    data, method = placed(make_federation(validation=6)), FedC2I(influence_split="validation", influence_samples=4)
+    method = FedC2I(influence_split="validation", influence_samples=4)
     models = [model.init(0, n) for n in range(3)]
-    client = LocalClient(context(method, model), data)
+    client = local_client(method, model, make_federation(validation=6))
     _, got = client.personalise(models[0], relay(stack(models)), 0, 2)
-    probe = client.context.probe(data, 2)
-    _, want = method.personalise(models[0], probe, Site(model, data.counts, torch.tensor(0), relay(stack(models))))
+    site = make_site(model, client.data, relay(stack(models)))
+    _, want = method.personalise(models[0], probe_of(client, 2), site)
     assert torch.equal(got["client_losses"], want["client_losses"])
 
 
@@ -139,6 +128,3 @@ def test_the_server_relays_every_model_unchanged() -> None:
     for client in (0, 1, 4):
         assert torch.equal(download.to(client)["a"], tensors["a"])
     assert [download.position(client) for client in range(5)] == [0, -1, 1, -1, 2]
-
-
-# Refusals.

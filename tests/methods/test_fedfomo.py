@@ -18,7 +18,7 @@ from fedc2i.models.model import Model, scale
 from fedc2i.training.local import Batch
 from oracles import assert_same_model
 from oracles import fedfomo as oracle
-from support.method_checks import local_client, place, run, upload
+from support.method_checks import local_client, place, probe_of, run, upload
 
 
 def module(model: Model, params: Params) -> nn.Module:
@@ -152,9 +152,9 @@ def test_where_nothing_is_sound_its_own_model_stays(model: Model, models: list[P
 def test_models_are_compared_on_held_out_data(make_federation: Callable[..., Federation], model: Model) -> None:
     assert FedFomo(influence_samples=7).probe == Probe(7, "held-out")
     client = local_client(FedFomo(), model, make_federation(validation=3))
-    assert torch.equal(client.context.probe(client.data, 1).y.sort()[0], client.data.validation.y.sort()[0])
+    assert torch.equal(probe_of(client).y.sort()[0], client.data.validation.y.sort()[0])
     client = local_client(FedFomo(), model, make_federation())
-    assert len(client.context.probe(client.data, 1).y) == client.data.samples
+    assert len(probe_of(client).y) == client.data.samples
 
 
 def test_the_server_relays_every_model() -> None:

@@ -37,7 +37,17 @@ from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles.extras import anchored_and_averaged
 from support.helpers import call
-from support.method_checks import OF_THEIR_OWN, SIZES, TRAINING, in_double, local_client, make_site, place, run
+from support.method_checks import (
+    OF_THEIR_OWN,
+    SIZES,
+    TRAINING,
+    in_double,
+    local_client,
+    make_site,
+    place,
+    probe_of,
+    run,
+)
 
 EXTRAS: dict[str, Any] = {"anchor": 0.1, "average": True}
 PRESETS = {
@@ -413,7 +423,7 @@ def test_fedc2i_plus_measures_on_256_samples_or_all_there_are(
     samples: int, want: int, make_federation: Callable[..., Federation], model: Model
 ) -> None:
     client = local_client(Method.registry["fedc2i-plus"](), model, make_federation(sizes=(samples,)))
-    assert len(client.context.probe(client.data, 1).y) == want
+    assert len(probe_of(client).y) == want
 
 
 def test_titles_in_tables() -> None:

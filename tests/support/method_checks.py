@@ -1,4 +1,4 @@
-"""What every method must do on any engine, and the small runs that show it."""
+"""Small runs of a method, and what one client does in them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.models.model import Model, split
+from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
 
 CPU = torch.device("cpu")
@@ -49,6 +50,13 @@ def local_client(
 ) -> LocalClient:
     """The first client of a federation."""
     return LocalClient(RunContext(method, model, training, rounds=3, seed=0), place(federation))
+
+
+def probe_of(client: LocalClient, round: int = 1) -> Batch:
+    """The samples that `Method.personalise` sees at a client."""
+    drawn = client.context.draw_probe(client.data, round)
+    assert drawn is not None
+    return getattr(client.data, drawn[0]).take(drawn[1])
 
 
 def upload(method: Method, model: Model, federation: Federation) -> Params:
