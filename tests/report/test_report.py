@@ -292,11 +292,19 @@ def test_clients_that_took_part_in_some_seeds_are_drawn_by_these() -> None:
     assert np.allclose(weights.by_round(result, "influence_vector"), [[[0.8, 0.2], [0.4, 0.6]]])
 
 
+def maps_of(result: Result) -> list[Any]:
+    """The panels of the figure of influence vectors."""
+    return [axis for axis in figures.influence_vectors(result, result.influence()).axes if axis.get_title()]
+
+
+def titles(maps: Sequence[Any]) -> list[str]:
+    return [axis.get_title() for axis in maps]
+
+
 def test_heat_maps_carry_names_and_values() -> None:
     result = measured(3, 4, rounds=20)
-    figure = figures.influence_vectors(result, result.influence())
-    maps = [axis for axis in figure.axes if axis.get_title()]
-    assert [axis.get_title() for axis in maps] == ["round 1", "round 2", "round 10", "round 20"]
+    maps = maps_of(result)
+    assert titles(maps) == ["round 1", "round 2", "round 10", "round 20"]
     assert [label.get_text() for label in maps[0].get_xticklabels()] == list(result.federation.names)
     assert [label.get_text() for label in maps[0].get_yticklabels()] == list(result.federation.names)
     written = [text.get_text() for text in maps[-1].texts]
@@ -309,16 +317,13 @@ def test_equal_share_is_in_the_middle_of_the_colours() -> None:
     assert (shades.vmin, shades.vmax) == (pytest.approx(0.3), pytest.approx(0.7))
 
 
-@pytest.mark.parametrize(
-    ("rounds", "chosen"), [(1, [1]), (2, [1, 2]), (3, [1, 3]), (20, [1, 2, 10, 20]), (200, [1, 20, 100, 200])]
-)
-def test_chosen_rounds(rounds: int, chosen: list[int]) -> None:
-    assert figures.chosen_rounds(rounds) == chosen
+@pytest.mark.parametrize(("rounds", "chosen"), [(1, [1]), (2, [1, 2]), (3, [1, 3]), (200, [1, 20, 100, 200])])
+def test_rounds_that_are_drawn_by_default(rounds: int, chosen: list[int]) -> None:
+    assert titles(maps_of(measured(2, 2, rounds=rounds))) == [f"round {number}" for number in chosen]
 
 
 def test_rounds_of_the_preset_are_drawn_if_they_were_run() -> None:
     result = measured(2, 2, rounds=5)
     federation = blank_federation(result.federation.names, preset={"figure_rounds": [1, 4, 50]})
     result.federation = federation
-    figure = figures.influence_vectors(result, result.influence())
-    assert [axis.get_title() for axis in figure.axes if axis.get_title()] == ["round 1", "round 4"]
+    assert titles(maps_of(result)) == ["round 1", "round 4"]

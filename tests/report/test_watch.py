@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import fedc2i.report.live_view
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import is_locked, locked
 from fedc2i.data.federation import Federation
 from fedc2i.models.model import Model
-from fedc2i.report.live_run import LiveRunReader
-from fedc2i.report.live_view import BARS, sparkline, view, watch
+from fedc2i.report import watch_view
+from fedc2i.report.watch_state import RunWatcher
+from fedc2i.report.watch_view import BARS, sparkline, view, watch
 from fedc2i.runs.driver import compute
 from fedc2i.runs.fingerprint import Fingerprint
 from fedc2i.runs.folder import Checkpoints, RunFolder, write_report
@@ -64,7 +64,7 @@ def shown(state: object, width: int = 100) -> str:
 
 def test_reads_a_run_that_grows(tmp_path: Path, finished: Result) -> None:
     files = begun(tmp_path, finished, 2)
-    follower = LiveRunReader(tmp_path)
+    follower = RunWatcher(tmp_path)
     state = follower.read()
     assert (state.round, state.rounds, state.finished) == (2, 4, False)
     assert state.clients == ["a", "b", "c"]
@@ -90,7 +90,7 @@ def test_reads_a_run_that_grows(tmp_path: Path, finished: Result) -> None:
 def test_influence_is_the_mean_of_seeds_that_were_written_between_two_looks(tmp_path: Path, finished: Result) -> None:
     """Seeds write one after the other; the second's report must not push the first's out."""
     files = begun(tmp_path, finished, 1)
-    follower = LiveRunReader(tmp_path)
+    follower = RunWatcher(tmp_path)
     vectors = []
     for report in (report for report in finished.rounds if report.round == 2):
         files.record(report)
@@ -109,7 +109,7 @@ def test_what_one_seed_did_not_measure_is_the_others(tmp_path: Path, finished: R
     reports[0].influence["influence_vector"] = blank
     partly = replace(finished, rounds=reports)
     begun(tmp_path, partly, 1)
-    _, found = LiveRunReader(tmp_path).read().influence or (0, np.zeros(0))
+    _, found = RunWatcher(tmp_path).read().influence or (0, np.zeros(0))
     np.testing.assert_allclose(found[1], reports[1].influence["influence_vector"][1], rtol=1e-6)
 
 
@@ -120,13 +120,13 @@ def test_a_torn_line_is_read_when_it_is_whole(tmp_path: Path, finished: Result) 
     cut = whole.rindex(b"\n", 0, len(whole) - 1) + 12
     path.write_bytes(whole[:cut])
     inode = path.stat().st_ino
-    follower = LiveRunReader(tmp_path)
+    follower = RunWatcher(tmp_path)
     before = follower.read().accuracy["trained"][2]
     with path.open("ab") as file:
         file.write(whole[cut:])
     assert path.stat().st_ino == inode
     after = follower.read()
-    assert after.curve("received") == LiveRunReader(tmp_path).read().curve("received")
+    assert after.curve("received") == RunWatcher(tmp_path).read().curve("received")
     assert len(after.accuracy["trained"][2]) == 3 >= len(before)
 
 
@@ -134,12 +134,12 @@ def test_lines_of_others_are_passed_over(tmp_path: Path, finished: Result) -> No
     begun(tmp_path, finished, 1)
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'not json\n{"seed": 0}\n[]\n\xff\n')
-    assert LiveRunReader(tmp_path).read().round == 1
+    assert RunWatcher(tmp_path).read().round == 1
 
 
 def test_a_run_that_goes_on_begins_its_metrics_anew(tmp_path: Path, finished: Result) -> None:
     files = begun(tmp_path, finished, 3)
-    follower = LiveRunReader(tmp_path)
+    follower = RunWatcher(tmp_path)
     assert len(follower.read().curve("trained")) == 3
     files.restart([report for report in finished.rounds if report.round == 1])
     assert len(follower.read().curve("trained")) == 1
@@ -152,20 +152,20 @@ def test_time_left_comes_from_the_times_of_files(tmp_path: Path, finished: Resul
             os.utime(tmp_path / "rounds" / f"seed{seed}" / f"round{number:06d}.npz", (written, written))
     for name in ("metrics.jsonl", "config.toml"):
         os.utime(tmp_path / name, (1030.0, 1030.0))
-    state = LiveRunReader(tmp_path, clock=lambda: 1040.0).read()
+    state = RunWatcher(tmp_path, clock=lambda: 1040.0).read()
     assert (state.seconds_left, state.silent_for) == (2 * 30 - 10, 10)
     assert "50 s left" in shown(state)
-    late = LiveRunReader(tmp_path, clock=lambda: 1500.0).read()
+    late = RunWatcher(tmp_path, clock=lambda: 1500.0).read()
     assert late.seconds_left == 0
     assert "nothing new for 7 min 50 s" in shown(late)
     files.finish(finished)
-    assert "finished" in shown(LiveRunReader(tmp_path).read())
+    assert "finished" in shown(RunWatcher(tmp_path).read())
 
 
 def test_without_reports_time_is_counted_from_the_beginning(tmp_path: Path, finished: Result) -> None:
     files = RunFolder(tmp_path, finished.federation.names)
     files.begin(finished.config)
-    state = LiveRunReader(tmp_path).read()
+    state = RunWatcher(tmp_path).read()
     assert (state.round, state.seconds_left) == (0, None)
     assert "no round has been scored yet" in shown(state)
     for report in finished.rounds:
@@ -173,7 +173,7 @@ def test_without_reports_time_is_counted_from_the_beginning(tmp_path: Path, fini
             files.record(report)
     os.utime(tmp_path / "config.toml", (1000.0, 1000.0))
     os.utime(tmp_path / "metrics.jsonl", (1020.0, 1020.0))
-    state = LiveRunReader(tmp_path, clock=lambda: 1020.0).read()
+    state = RunWatcher(tmp_path, clock=lambda: 1020.0).read()
     assert state.seconds_left == 60
     assert state.influence is None
 
@@ -184,14 +184,14 @@ def test_refused_clients_are_named(tmp_path: Path, finished: Result) -> None:
         refusing = replace(report, refused=("b",))
         files.record(refusing)
         write_report(tmp_path / "rounds" / "seed0", refusing)
-    follower = LiveRunReader(tmp_path)
+    follower = RunWatcher(tmp_path)
     assert "rejected uploads: b 2" in shown(follower.read())
     assert "rejected uploads: b 2" in shown(follower.read())  # not counted again
 
 
 def test_picture_has_curves_values_and_influence(tmp_path: Path, finished: Result) -> None:
     begun(tmp_path, finished, 3)
-    state = LiveRunReader(tmp_path).read()
+    state = RunWatcher(tmp_path).read()
     text = shown(state)
     assert "FedC²I on toy, seeds 0, 1: round 3 of 4" in text
     for name in ("a", "b", "c"):
@@ -213,7 +213,7 @@ def test_sparkline() -> None:
 
 def test_of_many_rounds_some_are_drawn_the_last_always(tmp_path: Path) -> None:
     lines(tmp_path, [(number, "a", float(number)) for number in range(1, 1001)])
-    state = LiveRunReader(tmp_path).read()
+    state = RunWatcher(tmp_path).read()
     assert len(state.curve("trained")) == 1000
     assert state.curve("trained", "a", most=4) == [1, 334, 667, 1000]
     assert state.curve("trained", most=1001) == state.curve("trained")
@@ -227,7 +227,7 @@ def test_a_name_cannot_speak_to_the_terminal(tmp_path: Path) -> None:
     """Nor a method, nor data: all of it comes from a folder of somebody else's."""
     lines(tmp_path, [(1, "Sc\x1b]0;title\x07\x1b[31mans", 50.0)])
     (tmp_path / "config.toml").write_text('method = "x\\u001b[31m"\ndata = "d\\u001b[2J"\nrounds = 3\nseeds = [0]\n')
-    text = shown(LiveRunReader(tmp_path).read())
+    text = shown(RunWatcher(tmp_path).read())
     assert "ans" in text
     assert "\x1b" not in text
 
@@ -245,7 +245,7 @@ def lines(folder: Path, values: list[tuple[int, str, float]]) -> None:
 
 def test_many_clients_are_cut_and_said(tmp_path: Path) -> None:
     lines(tmp_path, [(1, f"client {k}", float(k)) for k in range(50)])
-    text = shown(LiveRunReader(tmp_path).read())
+    text = shown(RunWatcher(tmp_path).read())
     assert "client 19" in text
     assert "client 20" not in text
     assert "30 more clients are in the average" in text
@@ -355,7 +355,7 @@ def cut_off(folder: Path, data: str, *wanted: str, after: str) -> None:
             assert writer.poll() is None
             time.sleep(0.01)
         assert is_locked(folder)
-        assert not LiveRunReader((folder / after).parents[2], comparison=folder).read().interrupted
+        assert not RunWatcher((folder / after).parents[2], comparison=folder).read().interrupted
     finally:
         writer.kill()
         writer.wait(60)
@@ -369,7 +369,7 @@ def test_a_run_that_was_killed_is_not_waited_for(
     terminal: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fedc2i.report.live_view, "GRACE", 0.5)
+    monkeypatch.setattr(watch_view, "GRACE", 0.5)
     folder = tmp_path / "a run"
     cut_off(
         folder, write_arrays(tmp_path / "data", make_federation((8, 8))), "fedc2i", after="rounds/seed0/round000001.npz"
@@ -388,7 +388,7 @@ def test_a_run_that_was_killed_is_not_waited_for(
 def test_a_comparison_that_was_killed_is_not_waited_for(
     tmp_path: Path, make_federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedc2i.report.live_view, "GRACE", 0.5)
+    monkeypatch.setattr(watch_view, "GRACE", 0.5)
     folder, data = tmp_path / "both", write_arrays(tmp_path / "data", make_federation((8, 8)))
     cut_off(folder, data, "local", "fedc2i", after="local/rounds/seed0/round000001.npz")
     for once in (False, True):
@@ -397,28 +397,28 @@ def test_a_comparison_that_was_killed_is_not_waited_for(
         text = console.file.getvalue()  # type: ignore[attr-defined]
         assert text.count(f"`fedc2i resume {folder}` resumes it") == 1
     with locked(folder):  # somebody goes on with the whole, and has not come to this run yet
-        assert not LiveRunReader(folder / "local", comparison=folder).read().interrupted
+        assert not RunWatcher(folder / "local", comparison=folder).read().interrupted
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks")
 def test_only_a_run_in_one_process_is_judged(tmp_path: Path, finished: Result) -> None:
     """One over real sites has no lock; one that is begun here has, and one that goes on has it again."""
     begun(tmp_path, finished, 2)
-    assert not LiveRunReader(tmp_path).read().interrupted  # nothing says that it was begun in one process
+    assert not RunWatcher(tmp_path).read().interrupted  # nothing says that it was begun in one process
     Checkpoints(tmp_path, 1).begin(Fingerprint("", {}, {}, "cpu"), 0, print)
-    follower = LiveRunReader(tmp_path)
+    follower = RunWatcher(tmp_path)
     assert follower.read().interrupted
     assert "round 2 of 4, interrupted" in shown(follower.read())
     with locked(tmp_path):
         assert not follower.read().interrupted
     RunFolder(tmp_path, finished.federation.names).begin(replace(finished.config, engine="flower"))
-    assert not LiveRunReader(tmp_path).read().interrupted
+    assert not RunWatcher(tmp_path).read().interrupted
 
 
 def test_somebody_who_starts_in_the_grace_is_waited_for(
     tmp_path: Path, finished: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fedc2i.report.live_view, "GRACE", 2.0)
+    monkeypatch.setattr(watch_view, "GRACE", 2.0)
     files = begun(tmp_path, finished, 2)
     Checkpoints(tmp_path, 1).begin(Fingerprint("", {}, {}, "cpu"), 0, print)
     for path in tmp_path.rglob("*"):
@@ -463,9 +463,9 @@ def test_a_run_keeps_the_name_it_was_shown_by(tmp_path: Path, finished: Result) 
     RunFolder(tmp_path, finished.federation.names).begin(
         replace(finished.config, options={**finished.config.options, "gamma": 2.0, "influence": "first-order"})
     )
-    follower = LiveRunReader(tmp_path)
+    follower = RunWatcher(tmp_path)
     assert follower.read().title == "FedC²I (gamma=2.0, influence=first-order) on toy"
     files.begin(finished.config)
     files.finish(finished)
     assert follower.read().title == "FedC²I (gamma=2.0, influence=first-order) on toy"
-    assert LiveRunReader(tmp_path).read().title == "FedC²I on toy"
+    assert RunWatcher(tmp_path).read().title == "FedC²I on toy"

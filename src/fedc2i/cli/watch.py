@@ -23,10 +23,10 @@ def watch(
     It reads the run's files only. It ends when the run ends or when no process works on it, or with
     Ctrl-C, which does not stop the run.
     """
-    from fedc2i.report import live_view
+    from fedc2i.report import watch_view
 
     console = console_for()
     try:
-        live_view.watch(folder, console, every, once)
+        watch_view.watch(folder, console, every, once)
     except KeyboardInterrupt:
         console.print("stopped watching; the run continues", highlight=False)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 MOST_PANELS = 12  # clients shown in figures that have a panel for each
+MOST_CLASSES = 5  # with a sample of each client
 MOST_LABELS = 40  # names on an axis that can still be read
 
 
@@ -87,16 +88,14 @@ def name_lines(axis: Axes) -> None:
     axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
 
 
-def influence_vectors(result: Result, vectors: Array, rounds: Sequence[int] | None = None) -> Figure:
-    """Heat maps of the influence vectors at chosen rounds: row m shows what every client is worth to client m.
+def influence_vectors(result: Result, vectors: Array) -> Figure:
+    """Heat maps of the influence vectors ``(T, M, M)``: row m shows what every client is worth to client m.
 
-    Args:
-        result: for names.
-        vectors: ``(T, M, M)``.
-        rounds: which rounds, from 1; by default the first, a tenth, half and the whole of the run.
+    Of the rounds that the data set's preset names, or of the first, a tenth, half and the whole of the run.
     """
-    chosen = rounds or result.federation.preset.get("figure_rounds") or ()
-    chosen = [number for number in chosen if number <= len(vectors)] or chosen_rounds(len(vectors))
+    preset, last = result.federation.preset.get("figure_rounds", ()), len(vectors)
+    chosen = [number for number in preset if number <= last]
+    chosen = chosen or sorted({1, max(1, last // 10), max(1, last // 2), last})
     names = result.federation.names
     side = min(max(2.2, 0.48 * len(names)), 7)
     figure, axes = _figure(len(chosen), 1, side, side + 0.9)
@@ -114,10 +113,11 @@ def influence_vectors(result: Result, vectors: Array, rounds: Sequence[int] | No
 def vector_panel(axis: Axes, vectors: Array, top: float, names: Sequence[str], down: Sequence[str]) -> AxesImage:
     """The influence vectors ``(M, M)`` of one round, shaded up to ``top``; ``down`` are the names of rows that show."""
     image = axis.imshow(vectors, vmin=0, vmax=top, cmap="Blues")
-    _name_axis(axis, "x", names)
-    _name_axis(axis, "y", down)
-    if len(vectors) <= 10:
-        _write_values(axis, vectors, top)
+    _name_axes(axis, names, down)
+    for (m, i), value in np.ndenumerate(vectors) if len(vectors) <= 10 else ():
+        if np.isfinite(value):
+            colour = "white" if value > 0.6 * top else "black"
+            axis.text(i, m, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
     return image
 
 
@@ -148,14 +148,13 @@ def matrix_panel(
 ) -> AxesImage:
     """One client's influence matrix ``(M, C)``; ``down`` are the names of rows that show."""
     image = axis.imshow(matrix, norm=shades, cmap="PiYG", aspect="auto")
-    _name_axis(axis, "x", classes)
-    _name_axis(axis, "y", down)
+    _name_axes(axis, classes, down)
     return image
 
 
-def samples(federation: Federation, classes: int = 5) -> Figure:
+def samples(federation: Federation) -> Figure:
     """The first test image of some classes for every client: what the shift between clients looks like."""
-    clients, shown = federation.clients[:MOST_PANELS], min(classes, len(federation.classes))
+    clients, shown = federation.clients[:MOST_PANELS], min(MOST_CLASSES, len(federation.classes))
     figure, axes = _figure(shown, len(clients), 0.9, 0.9)
     for client, line in zip(clients, axes, strict=True):
         for label, axis in enumerate(line):
@@ -171,11 +170,6 @@ def samples(federation: Federation, classes: int = 5) -> Figure:
         line[0].set_axis_on()
         line[0].set_ylabel(plain(client.name), fontsize=7, rotation=0, ha="right", va="center")
     return figure
-
-
-def chosen_rounds(rounds: int) -> list[int]:
-    """The first round, a tenth, half and the whole of a run."""
-    return sorted({1, max(1, rounds // 10), max(1, rounds // 2), rounds})
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -219,13 +213,10 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _name_axis(axis: Axes, which: str, names: Sequence[str]) -> None:
-    ticks = range(len(names)) if len(names) <= MOST_LABELS else ()
-    texts = [plain(names[k]) for k in ticks]
-    if which == "x":
-        axis.set_xticks(list(ticks), texts, fontsize=7, rotation=45, ha="right", rotation_mode="anchor")
-    else:
-        axis.set_yticks(list(ticks), texts, fontsize=7)
+def _name_axes(axis: Axes, across: Sequence[str], down: Sequence[str]) -> None:
+    columns, rows = (list(map(plain, names)) if len(names) <= MOST_LABELS else [] for names in (across, down))
+    axis.set_xticks(range(len(columns)), columns, fontsize=7, rotation=45, ha="right", rotation_mode="anchor")
+    axis.set_yticks(range(len(rows)), rows, fontsize=7)
 
 
 def around_equal_share(values: Array, clients: int) -> TwoSlopeNorm:
@@ -235,10 +226,3 @@ def around_equal_share(values: Array, clients: int) -> TwoSlopeNorm:
     equal = 1 / clients
     reach = float(np.abs(values - equal).max(initial=equal / 10, where=np.isfinite(values)))  # no colour for noise
     return TwoSlopeNorm(equal, equal - min(reach, equal), equal + reach)
-
-
-def _write_values(axis: Axes, values: Array, top: float) -> None:
-    for (m, i), value in np.ndenumerate(values):
-        if np.isfinite(value):
-            colour = "white" if value > 0.6 * top else "black"
-            axis.text(i, m, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -37,21 +36,24 @@ def plot_accuracy(
     Raises:
         UserError: if no round was scored, or there is no such point or seed.
     """
-    several = [results] if isinstance(results, Result) else list(results)
-    if not several:
+    alone = isinstance(results, Result)
+    chosen = [_of_seed(own, seed) for own in ([results] if isinstance(results, Result) else results)]
+    if not chosen:
         raise UserError("nothing to plot: this comparison is empty")
-    point = point or (several[0].method.headline if isinstance(results, Result) else "trained")
+    first = chosen[0]
+    point = point or (first.method.headline if alone else "trained")
     if point not in POINTS:
         raise UserError(f"point must be {' or '.join(POINTS)}, got '{point}'")
-    chosen = [_scored(own, seed) for own in several]
-    first = chosen[0]
+    for own in chosen:
+        if not any(report.metrics for report in own.rounds):
+            raise UserError(f"{own.label}: no round was scored yet")
     axis = _axes(ax, 6, 3.8)
-    if isinstance(results, Result):
+    if alone:
         figures.accuracy_panel(axis, first, point)
     else:
         figures.comparison_panel(axis, chosen, point)
     figures.name_lines(axis)
-    what = first.label if isinstance(results, Result) else "average over clients"
+    what = first.label if alone else "average over clients"
     title = f"{what} on {first.config.data}, {WHEN[point]}{figures.mean_of(first)}"
     axis.set_title(figures.plain(title), fontsize=10)
     return axis
@@ -87,8 +89,11 @@ def plot_influence(
     every = weights.by_round(own, kind)
     if not every.size:
         raise UserError(f"{result.label} measured no {kind.replace('_', ' ')}; methods such as fedc2i do")
-    number, first = _round(round, weights.round_numbers(own, kind))
-    values = every[number - first] if client is None else every[number - first, names.index(client)]
+    numbers = weights.round_numbers(own, kind)
+    number = numbers[-1] if round is None else round
+    if number not in numbers:
+        raise UserError(f"round must be a whole number from {numbers[0]} to {numbers[-1]}, got {round}")
+    values = every[numbers.index(number)] if client is None else every[numbers.index(number), names.index(client)]
     if not np.isfinite(values).any():
         raise UserError(f"nothing was measured in round {number}")
     side = min(max(3.2, 0.62 * len(names)), 8)
@@ -106,25 +111,6 @@ def plot_influence(
     axis.figure.colorbar(image, ax=axis, shrink=0.9, label=label)
     axis.set_title(figures.plain(f"{title}, round {number}{figures.mean_of(own)}"), fontsize=10)
     return axis
-
-
-def _round(wanted: int | None, numbers: Sequence[int]) -> tuple[int, int]:
-    """The chosen round, the last by default, and the first that there is."""
-    first, last = numbers[0], numbers[-1]
-    try:
-        number = last if wanted is None else operator.index(wanted)  # NumPy's integers are none of Python's
-    except TypeError:
-        number = first - 1
-    if not first <= number <= last or isinstance(wanted, bool):
-        raise UserError(f"round must be a whole number from {first} to {last}, got {wanted}")
-    return number, first
-
-
-def _scored(result: Result, seed: int | None) -> Result:
-    own = _of_seed(result, seed)
-    if not any(report.metrics for report in own.rounds):
-        raise UserError(f"{result.label}: no round was scored yet")
-    return own
 
 
 def _of_seed(result: Result, seed: int | None) -> Result:

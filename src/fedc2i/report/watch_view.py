@@ -7,6 +7,7 @@ import math
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from rich.text import Text
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import is_locked
 from fedc2i.engine.records import POINTS
-from fedc2i.report.live_run import LiveRun, LiveRunReader
 from fedc2i.report.progress import accuracies, rejected_uploads
 from fedc2i.report.table import WHEN
+from fedc2i.report.watch_state import RunWatcher, WatchedRun
 
 BARS = "▁▂▃▄▅▆▇█"
 MOST_CLIENTS = 20  # with a line of their own
@@ -36,14 +37,11 @@ SHADE = (38, 110, 200)
 def watch(folder: Path, console: Console, every: float = 1.0, once: bool = False) -> None:
     """Shows a run, or a comparison run after run, until it has ended or no process works on it any more.
 
-    Args:
-        folder: of a run or of a comparison.
-        console: where to; if that is no terminal, a line for every round and the picture at the end.
-        every: seconds between looks.
-        once: only what there is now.
+    It looks ``every`` few seconds, or only ``once``. Where ``console`` is no terminal, a line for every round and the
+    picture at the end.
 
     Raises:
-        UserError: if it is neither.
+        UserError: if it is the folder of neither.
     """
     if every <= 0:
         raise UserError(f"every must be a number of seconds above 0, got {every}")
@@ -52,7 +50,7 @@ def watch(folder: Path, console: Console, every: float = 1.0, once: bool = False
         if own != folder and not (own / "config.toml").is_file():
             alive = alive and (is_locked(folder) if once else _starts(own, folder, every))
         if own == folder or (own / "config.toml").is_file():
-            alive = _watch_run(LiveRunReader(own, comparison=folder), console, every, once) and alive
+            alive = _watch_run(RunWatcher(own, comparison=folder), console, every, once) and alive
         if not alive and not once:
             break
     if not alive:
@@ -82,51 +80,36 @@ def _runs(folder: Path) -> list[Path]:
         raise UserError(f"{plan}: not the plan of a comparison") from None
 
 
-def _watch_run(reader: LiveRunReader, console: Console, every: float, once: bool) -> bool:
-    """Shows one run; returns whether it has ended, or a process is working on it."""
+def _watch_run(reader: RunWatcher, console: Console, every: float, once: bool) -> bool:
+    """Shows one run: again and again in a terminal, elsewhere a line whenever a round has ended, and the picture last.
+
+    Returns whether it has ended, or a process is working on it. One that resumes it may just be starting.
+    """
     run = reader.read()
     if once or run.finished:
         console.print(view(run, console.width))
-    elif not console.is_terminal:
-        _print_lines(reader, run, console, every)
-    else:
-        with Live(view(run, console.width), console=console, auto_refresh=False) as live:
-            waiting = _Waiting()
-            while waiting.on(run):
-                time.sleep(every)
-                run = reader.read()
+        return not run.interrupted
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+    printed, seen = -1, time.monotonic()
+    with live or nullcontext():
+        while True:
+            if live is not None:
                 live.update(view(run, console.width), refresh=True)
+            elif run.round != printed:
+                printed = run.round
+                console.print(_headline(run) + _scores(run), highlight=False, markup=False, soft_wrap=True)
+            if not run.interrupted:
+                seen = time.monotonic()
+            if run.finished or min(time.monotonic() - seen, run.silent_for) > GRACE:
+                break
+            time.sleep(every)
+            run = reader.read()
+    if live is None:
+        console.print(view(run, console.width))
     return not run.interrupted
 
 
-class _Waiting:
-    """Whether to look at a run again: a process that resumes it may just be starting."""
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-
-    def on(self, run: LiveRun) -> bool:
-        """Until it has ended, or has had no news and no process for some seconds."""
-        if not run.interrupted:
-            self._since = time.monotonic()
-        return not run.finished and min(time.monotonic() - self._since, run.silent_for) <= GRACE
-
-
-def _print_lines(reader: LiveRunReader, run: LiveRun, console: Console, every: float) -> None:
-    """A line whenever a round has ended."""
-    printed, waiting = -1, _Waiting()
-    while True:
-        if run.round != printed:
-            printed = run.round
-            console.print(_headline(run) + _scores(run), highlight=False, markup=False, soft_wrap=True)
-        if not waiting.on(run):
-            break
-        time.sleep(every)
-        run = reader.read()
-    console.print(view(run, console.width))
-
-
-def view(run: LiveRun, width: int) -> RenderableType:
+def view(run: WatchedRun, width: int) -> RenderableType:
     """The whole picture: how far it is, accuracy of every client at both points, and who helps whom."""
     parts: list[RenderableType] = [Text(_headline(run), "bold")]
     if run.rounds and not run.finished:
@@ -141,7 +124,7 @@ def view(run: LiveRun, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _headline(run: LiveRun) -> str:
+def _headline(run: WatchedRun) -> str:
     of = f" of {run.rounds}" if run.rounds else ""
     seeds = ", ".join(map(str, run.seeds))
     text = f"{run.title}, seed{'s' * (len(run.seeds) > 1)} {seeds}: round {run.round}{of}"
@@ -152,7 +135,7 @@ def _headline(run: LiveRun) -> str:
     return text if run.seconds_left is None else f"{text}, {_time(run.seconds_left)} left"
 
 
-def _scores(run: LiveRun) -> str:
+def _scores(run: WatchedRun) -> str:
     curves = {point: run.curve(point, most=2) for point in POINTS}
     means = {point: curve[-1] for point, curve in curves.items() if curve}
     return (f", {accuracies(means)}" if means else "") + rejected_uploads(run.rejected)
@@ -165,7 +148,7 @@ def _time(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _curves(run: LiveRun, width: int) -> RenderableType:
+def _curves(run: WatchedRun, width: int) -> RenderableType:
     """A line for every client: its curve and last value at both points, all on one scale."""
     names = run.clients[:MOST_CLIENTS]
     longest = max([len(name) for name in names] + [7])
@@ -203,7 +186,7 @@ def sparkline(values: Sequence[float], low: float, high: float) -> str:
     return "".join(" " if step is None else BARS[max(0, min(len(BARS) - 1, round(step)))] for step in steps)
 
 
-def _influence(run: LiveRun, width: int) -> RenderableType:
+def _influence(run: WatchedRun, width: int) -> RenderableType:
     """Row: who is helped; the larger the influence, the bluer."""
     assert run.influence is not None
     number, vectors = run.influence

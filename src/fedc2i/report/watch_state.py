@@ -1,4 +1,4 @@
-"""The state of a run that another process is writing, read from its folder alone.
+"""The state of a run that another process is writing, read from its folder alone, for ``fedc2i watch``.
 
 metrics.jsonl grows line by line, and its last line may be incomplete. With checkpoints every round has a report in
 rounds/, with influence and rejected uploads; without them, influence comes when the run has ended. `summary.json` is
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,40 +29,26 @@ from fedc2i.runs.plan import key_of, parse_method
 from fedc2i.runs.results import Array, summary
 from fedc2i.runs.settings import make, read_toml
 
+Scores = dict[int, dict[str, dict[int, float]]]  # by round, client and seed
 RECENT = 10  # rounds that the estimate of a round's time is based on
 
 
 @dataclass
-class LiveRun:
-    """A run up to its latest round.
+class WatchedRun:
+    """A run up to its latest round."""
 
-    Attributes:
-        title: the method and its data.
-        seeds: of the run.
-        rounds: how many there will be; None if the settings have no number.
-        clients: the names known so far, in table order.
-        accuracy: by point, round, client and seed.
-        done: by seed the last round that has been written.
-        influence: the latest round that measured any, and ``(M, M)`` its vectors, mean over seeds.
-        rejected: uploads, by client.
-        seconds_left: an estimate; None while there is none.
-        silent_for: seconds since the run last wrote something.
-        finished: whether it has ended.
-        interrupted: whether it has not, and no process is working on it.
-    """
-
-    title: str
+    title: str  # the method and its data
     seeds: tuple[int, ...]
-    rounds: int | None
-    clients: list[str] = field(default_factory=list)
-    accuracy: dict[Point, dict[int, dict[str, dict[int, float]]]] = field(default_factory=dict)
-    done: dict[int, int] = field(default_factory=dict)
-    influence: tuple[int, Array] | None = None
-    rejected: Counter[str] = field(default_factory=Counter)
-    seconds_left: float | None = None
-    silent_for: float = 0.0
+    rounds: int | None  # how many there will be, if the settings have a number
+    clients: list[str] = field(default_factory=list)  # the names known so far, in table order
+    accuracy: dict[Point, Scores] = field(default_factory=dict)
+    done: dict[int, int] = field(default_factory=dict)  # by seed the last round that has been written
+    influence: tuple[int, Array] | None = None  # the latest round with any, and its vectors (M, M), mean over seeds
+    rejected: Counter[str] = field(default_factory=Counter)  # uploads, by client
+    seconds_left: float | None = None  # an estimate, if there is one
+    silent_for: float = 0.0  # seconds since the run last wrote something
     finished: bool = False
-    interrupted: bool = False
+    interrupted: bool = False  # it is not finished, and no process is working on it
 
     @property
     def round(self) -> int:
@@ -69,24 +56,21 @@ class LiveRun:
         return min((self.done.get(seed, 0) for seed in self.seeds), default=0)
 
     def curve(self, point: Point, client: str | None = None, most: int | None = None) -> list[float]:
-        """Accuracy over the scored rounds, mean over seeds, of one client or of all.
+        """Accuracy over the scored rounds, mean over seeds, of one client or the mean over all.
 
-        Args:
-            point: one of the two.
-            client: a name; the mean over clients by default.
-            most: how many rounds to return, spread evenly from the first to the last; all by default.
+        Of more than ``most`` rounds, that many are returned, spread evenly from the first to the last.
         """
         scored = self.accuracy.get(point, {})
         numbers = sorted(scored)
         if most is not None and len(numbers) > most > 1:
             numbers = [numbers[round(k * (len(numbers) - 1) / (most - 1))] for k in range(most)]
-        rows = [scored[number] for number in numbers]
         wanted = self.clients if client is None else [client]
-        found = [[_mean(list(row[name].values())) for name in wanted if name in row] for row in rows]
+        rows = [scored[number] for number in numbers]
+        found = [[_mean(row[name].values()) for name in wanted if name in row] for row in rows]
         return [_mean(own) for own in found if own]
 
 
-class LiveRunReader:
+class RunWatcher:
     """Reads a run folder again and again, each time only what is new."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time, comparison: Path | None = None) -> None:
@@ -103,28 +87,29 @@ class LiveRunReader:
         title = one_line(f"{_label(settings)} on {settings.get('data', 'data')}")
         self._has_lock = settings.get("engine", "inprocess") == "inprocess"  # other engines do not lock the folder
         self._is_named = False
-        self._run = LiveRun(title, tuple(seeds), rounds if isinstance(rounds, int) else None)
+        self._run = WatchedRun(title, tuple(seeds), rounds if isinstance(rounds, int) else None)
         self._offset, self._inode = 0, 0
         self._known: set[str] = set()  # clients
         self._seen: dict[Path, float] = {}  # reports that were read, and when they were written
         self._latest: dict[int, tuple[int, Array]] = {}  # by seed the round and its influence vectors
 
-    def read(self) -> LiveRun:
+    def read(self) -> WatchedRun:
         """The run now."""
         run = self._run
         nobody = self._has_lock and not is_locked(self._folder) and not is_locked(self._whole)
         if (self._folder / "summary.json").is_file():
             self._read_finished()
-            return run
-        started = (self._folder / "checkpoints" / "fingerprint.json").is_file()  # if not, the run ended just now
-        run.interrupted = nobody and started
-        self._is_named = True
-        self._read_metrics()
-        self._read_reports()
-        now = self._clock()
-        last = max([_written(self._folder / "config.toml"), _written(self._folder / "metrics.jsonl"), *self._times()])
-        run.silent_for = max(0.0, now - last)
-        run.seconds_left = None if run.interrupted else self._left(now, last)
+        else:
+            started = (self._folder / "checkpoints" / "fingerprint.json").is_file()  # if not, the run ended just now
+            run.interrupted = nobody and started
+            self._is_named = True
+            self._read_metrics()
+            self._read_reports()
+            self._estimate_time()
+        if self._latest:
+            number = max(number for number, _ in self._latest.values())
+            own = [vectors for at, vectors in self._latest.values() if at == number]
+            run.influence = number, mean_weights(own, helpers=2)
         return run
 
     def _read_metrics(self) -> None:
@@ -142,18 +127,14 @@ class LiveRunReader:
         whole = content[: content.rfind(b"\n") + 1]
         self._offset += len(whole)
         for line in whole.splitlines():
-            self._take(line)
-
-    def _take(self, line: bytes) -> None:
-        try:
-            entry = json.loads(line)
-            seed, number, client = int(entry["seed"]), int(entry["round"]), one_line(entry["client"])
-            if entry["point"] not in POINTS or entry["metric"] != "accuracy":
-                return
-            value = float("nan") if entry["value"] is None else float(entry["value"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return  # not a line of ours
-        self._put(entry["point"], number, client, seed, value)
+            try:
+                entry = json.loads(line)
+                if entry["point"] in POINTS and entry["metric"] == "accuracy":
+                    value = math.nan if entry["value"] is None else float(entry["value"])
+                    client = one_line(entry["client"])
+                    self._put(entry["point"], int(entry["round"]), client, int(entry["seed"]), value)
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                continue  # not a line of ours
 
     def _put(self, point: Point, number: int, client: str, seed: int, value: float) -> None:
         run = self._run
@@ -165,7 +146,6 @@ class LiveRunReader:
             run.done[seed] = max(number, run.done.get(seed, 0))
 
     def _read_reports(self) -> None:
-        latest = self._latest
         for path in sorted((self._folder / "rounds").glob("seed*/round*.npz")):
             written = _written(path)
             if self._seen.get(path) == written:
@@ -179,52 +159,41 @@ class LiveRunReader:
             self._seen[path] = written
             self._run.done[report.seed] = max(report.round, self._run.done.get(report.seed, 0))
             if "influence_vector" in report.influence:
-                latest[report.seed] = report.round, report.influence["influence_vector"]
-        if latest:
-            number = max(number for number, _ in latest.values())
-            self._run.influence = (
-                number,
-                mean_weights([own for at, own in latest.values() if at == number], helpers=2),
-            )
+                self._latest[report.seed] = report.round, report.influence["influence_vector"]
 
     def _read_finished(self) -> None:
         result, run = read_run(self._folder), self._run
         if not self._is_named:  # otherwise the title shown so far stays
             run.title = one_line(f"{result.label} on {result.config.data}")
         names = [one_line(name) for name in result.federation.names]
-        run.clients, run.interrupted, self._known = names, False, set(names)
-        run.accuracy, run.done = {}, {}
+        run.clients, self._known = names, set(names)
+        run.accuracy, run.done, self._latest = {}, {}, {}
         for report in result.rounds:
             run.done[report.seed] = report.round
             for point, metrics in report.metrics.items():
                 for client, own in zip(names, metrics, strict=True):
                     if "accuracy" in own:
                         self._put(point, report.round, client, report.seed, own["accuracy"])
-        measured = [report for report in result.rounds if "influence_vector" in report.influence]
-        if measured:
-            number = max(report.round for report in measured)
-            latest = [report.influence["influence_vector"] for report in measured if report.round == number]
-            run.influence = number, mean_weights(latest, helpers=2)
+            if "influence_vector" in report.influence:
+                self._latest[report.seed] = report.round, report.influence["influence_vector"]
         rejected = summary(result)["refused_uploads"].items()
         run.rejected = Counter({one_line(name): int(count) for name, count in rejected})
-        run.finished, run.seconds_left, run.silent_for = True, 0.0, 0.0
+        run.finished, run.interrupted, run.seconds_left, run.silent_for = True, False, 0.0, 0.0
 
-    def _times(self) -> list[float]:
-        """When the latest rounds of one seed were written; all seeds run side by side."""
-        by_seed: dict[Path, list[float]] = {}
+    def _estimate_time(self) -> None:
+        """Of the rounds left, from the time between the latest reports; without them, since the run began."""
+        by_seed: dict[Path, list[float]] = {}  # which run side by side
         for path, written in self._seen.items():
             by_seed.setdefault(path.parent, []).append(written)
-        return sorted(max(by_seed.values(), key=max))[-RECENT - 1 :] if by_seed else []
-
-    def _left(self, now: float, last: float) -> float | None:
-        """From the time between the latest reports; without them, from the time since the run began."""
-        run, times = self._run, self._times()
-        if run.rounds is None or not run.round:
-            return None
-        gaps = [after - before for before, after in itertools.pairwise(times)]
-        began = _written(self._folder / "config.toml")
-        each = statistics.median(gaps) if gaps else (last - began) / run.round
-        return max(0.0, each * (run.rounds - run.round) - (now - last))
+        times = sorted(max(by_seed.values(), key=max))[-RECENT - 1 :] if by_seed else []
+        run, began = self._run, _written(self._folder / "config.toml")
+        last = max([began, _written(self._folder / "metrics.jsonl"), *times])
+        run.silent_for = max(0.0, self._clock() - last)
+        run.seconds_left = None
+        if run.rounds is not None and run.round and not run.interrupted:
+            gaps = [after - before for before, after in itertools.pairwise(times)]
+            each = statistics.median(gaps) if gaps else (last - began) / run.round
+            run.seconds_left = max(0.0, each * (run.rounds - run.round) - run.silent_for)
 
 
 def _label(settings: dict[str, Any]) -> str:
@@ -248,6 +217,6 @@ def _written(path: Path) -> float:
         return 0.0
 
 
-def _mean(values: list[float]) -> float:
-    finite = [value for value in values if value == value]
-    return statistics.fmean(finite) if finite else float("nan")
+def _mean(values: Iterable[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.fmean(finite) if finite else math.nan
