@@ -15,12 +15,12 @@ switched off. All three packages are optional, and are imported when a run begin
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -72,7 +72,7 @@ def _maker(wanted: str) -> Callable[[], Tracker]:
     name, _, where = wanted.partition(":")
     if name not in kinds:
         raise UserError(f"no tracker '{name}', allowed are tensorboard[:DIR], mlflow[:DIR or URI], wandb[:PROJECT]")
-    if find_spec(name) is None:
+    if importlib.util.find_spec(name) is None:
         raise UserError(f"--track {name}: {name} is not installed: pip install 'fedc2i[{name}]'")
     return lambda: kinds[name](where)
 
