@@ -86,19 +86,13 @@ def test_each_source_of_settings_outranks_the_one_before(planned: Callable[..., 
         assert got == expected
 
 
-def test_method_of_the_file_gives_way_to_the_one_named(planned: Callable[..., Plan], tmp_path: Path) -> None:
+def test_what_gives_way_and_what_is_ignored(planned: Callable[..., Plan], tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('method = "fedavg"\n')
     assert planned("--config", str(file)).method.name == "fedavg"
     assert planned("local", "--config", str(file)).method.name == "local"
-
-
-def test_none_asks_for_the_preset(planned: Callable[..., Plan]) -> None:
     config = planned("--set", "model=none", "--set", "rounds=none", "--set", "data_dir=none").config
-    assert (config.model, config.rounds, config.data_dir) == ("lenet5-bn", 7, None)
-
-
-def test_spaces_around_set_do_not_matter(planned: Callable[..., Plan]) -> None:
+    assert (config.model, config.rounds, config.data_dir) == ("lenet5-bn", 7, None)  # none asks for the preset
     assert planned("--set", "lr = 0.25").config.lr == 0.25
 
 
@@ -171,29 +165,19 @@ def test_seeds(value: Any, seeds: tuple[int, ...]) -> None:
     assert make(FedC2I, {"seeds": value}).seeds == seeds
 
 
-@pytest.mark.parametrize(
-    "value", ["", "-1", "a", "1,,2", "1.5", 1.5, True, None, "3-", "0-1-2", "²", "1e3", [[1]], {}, "9" * 5000, -1, [-1]]
-)
-def test_seeds_that_are_no_whole_numbers(value: Any) -> None:
-    with pytest.raises(UserError, match="seeds must be whole numbers such as 0,1,2 or 0-9, got"):
+NO_NUMBERS = ["", "-1", "a", "1,,2", "1.5", 1.5, True, None, "3-", "0-1-2", "²", "1e3", [[1]], {}, "9" * 5000, -1, [-1]]
+BAD_SEEDS: list[tuple[Any, str]] = [
+    *((value, "seeds must be whole numbers such as 0,1,2 or 0-9, got") for value in NO_NUMBERS),
+    *((value, "seeds must be different whole numbers, at least one, got") for value in ("1,1", "0-3,2", [2, 2], [])),
+    *((value, f"more than {MOST_SEEDS}") for value in (f"0-{'9' * 18}", f"0-{MOST_SEEDS}", f"0-{MOST_SEEDS - 1},5000")),
+    ("5-4", "seeds: '5-4' counts down; write the smaller one first"),
+]
+
+
+@pytest.mark.parametrize(("value", "words"), BAD_SEEDS, ids=lambda value: str(value)[:24])
+def test_seeds_that_are_refused(value: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
         make(FedC2I, {"seeds": value})
-
-
-def test_seeds_that_count_down() -> None:
-    with pytest.raises(UserError, match="seeds: '5-4' counts down; write the smaller one first"):
-        make(FedC2I, {"seeds": "5-4"})
-
-
-@pytest.mark.parametrize("value", ["1,1", "0-3,2", [2, 2], []])
-def test_seeds_that_repeat_or_are_none(value: Any) -> None:
-    with pytest.raises(UserError, match="seeds must be different whole numbers, at least one, got"):
-        make(FedC2I, {"seeds": value})
-
-
-@pytest.mark.parametrize("value", ["0-999999999999999999", f"0-{MOST_SEEDS}", f"0-{MOST_SEEDS - 1},5000"])
-def test_seeds_that_would_fill_the_memory(value: str) -> None:
-    with pytest.raises(UserError, match=f"more than {MOST_SEEDS}"):
-        parse_seeds(value)
 
 
 def test_unknown_keys_are_refused_with_everything_that_is_allowed(federation: Federation) -> None:
@@ -272,18 +256,14 @@ def test_values_that_do_not_fit(federation: Federation, name: str, value: Any, w
     assert "\n" not in str(caught.value)
 
 
-def test_cuda_is_refused_where_there_is_none(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_to_compute(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="device=cuda: torch sees no CUDA device here; use cpu or auto"):
         prepare(["local"], {"device": "cuda"}, federation)
     assert RunSettings(device="auto").torch_device() == torch.device("cpu")
-
-
-def test_auto_takes_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert RunSettings(device="auto").torch_device() == torch.device("cuda")
-    assert RunSettings(device="cuda").torch_device() == torch.device("cuda")
-    assert RunSettings(device="cpu").torch_device() == torch.device("cpu")
+    for device, found in (("auto", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")):
+        assert RunSettings(device=device).torch_device() == torch.device(found)
 
 
 keys = st.sampled_from([*run_settings(), *FEDC2I_OPTIONS, "options", "method"])

@@ -54,7 +54,7 @@ def comparison_table(results: Sequence[Result], against_paper: bool = False) -> 
         means = [round(scores[result.key, point][column].mean, 2) for result in results]
         best[point, column] = max(filter(math.isfinite, means), default=math.nan)
     tied = ties(results)
-    title = f"Test accuracy (%) on {first.config.data}, {first.config.model}, {counted(first.config.rounds, 'round')}"
+    title = f"Test accuracy (%) on {first.config.data}, {first.model}, {counted(first.config.rounds, 'round')}"
     table = Table(
         f"{title}, {seeds_label(first.config.seeds)}",
         ("Method", POINT_COLUMN, *columns),

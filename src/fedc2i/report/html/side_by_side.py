@@ -86,7 +86,7 @@ def rounds_text(results: Sequence[Result]) -> str:
 
 def models_text(results: Sequence[Result]) -> str:
     """Every model, named once."""
-    return " and ".join(dict.fromkeys(str(one.config.model) for one in results))
+    return " and ".join(dict.fromkeys(one.model for one in results))
 
 
 def last_average(result: Result, point: Point) -> tuple[str, Array]:

@@ -1,8 +1,9 @@
-"""The run folder: what lies in it, that it is whole or absent, and that it can be read back."""
+"""The run folder: what lies in it, that every file is whole or absent, and the reports of finished rounds."""
 
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -18,11 +19,13 @@ import pytest
 import torch
 
 from fedc2i import Federation, Result, UserError, compare, read_model, run
+from fedc2i.core import files
 from fedc2i.core.files import to_json, write_atomically
-from fedc2i.engine.records import POINTS
+from fedc2i.engine import checkpoint_file
+from fedc2i.engine.records import POINTS, Round
 from fedc2i.models.lenet import LeNet
 from fedc2i.models.model import scale
-from fedc2i.runs.folder import new_folder, slug
+from fedc2i.runs.folder import Checkpoints, ask, asked, new_folder, read_reports, slug, write_report
 from support.helpers import files_below, is_drawn
 
 ROUNDS, SEEDS, CLIENTS, CLASSES = 2, (0, 3), 3, 4
@@ -53,17 +56,10 @@ def metrics(finished: tuple[Path, Result]) -> list[dict[str, Any]]:
 
 def test_files(finished: tuple[Path, Result]) -> None:
     found = {name for name, content in files_below(finished[0]).items() if content is not None}
-    assert found == {
-        "config.toml",
-        "metrics.jsonl",
-        "influence.npz",
-        "summary.json",
-        "accuracy.png",
-        "samples.png",
-        "influence.png",
-        "influence_classes.png",
-        *(f"models/seed{seed}-{point}.safetensors" for seed in SEEDS for point in POINTS),
-    }
+    pictures = {"accuracy.png", "samples.png", "influence.png", "influence_classes.png"}
+    models = {f"models/seed{seed}-{point}.safetensors" for seed in SEEDS for point in POINTS}
+    assert found == {"config.toml", "metrics.jsonl", "influence.npz", "summary.json", *pictures, *models}
+    assert all(is_drawn(finished[0] / name) for name in pictures)
 
 
 def test_metrics_have_one_line_for_everything_measured(metrics: list[dict[str, Any]]) -> None:
@@ -115,13 +111,13 @@ def test_summary_agrees_with_the_metrics(summary: dict[str, Any], metrics: list[
 
 
 def test_summary_says_what_was_run(summary: dict[str, Any], finished: tuple[Path, Result]) -> None:
-    assert (summary["method"], summary["title"], summary["data"]) == ("fedc2i", "FedC²I", "toy")
-    assert (summary["clients"], summary["classes"]) == (list("abc"), list("wxyz"))
-    assert (summary["seeds"], summary["rounds"], summary["headline"]) == (list(SEEDS), ROUNDS, "trained")
-    assert summary["notes"] == ["made up"]
-    assert summary["refused"] == []
+    wanted = {
+        **{"method": "fedc2i", "title": "FedC²I", "model": "lenet5", "data": "toy", "clients": list("abc")},
+        **{"classes": list("wxyz"), "seeds": list(SEEDS), "rounds": ROUNDS, "headline": "trained"},
+        **{"notes": ["made up"], "refused": [], "data_checksums": finished[1].federation.checksums},
+    }
+    assert {name: summary[name] for name in wanted} == wanted
     assert summary["device"] in ("cpu", "cuda")
-    assert summary["data_checksums"] == finished[1].federation.checksums
     assert all(len(digest) == 64 for digest in summary["data_checksums"].values())
     assert summary["versions"]["torch"] == torch.__version__
     assert {"python", "fedc2i", "numpy"} <= set(summary["versions"])
@@ -130,13 +126,7 @@ def test_summary_says_what_was_run(summary: dict[str, Any], finished: tuple[Path
     assert summary["bytes_down_per_client_round"] == CLIENTS * (up + 1) > 0  # a model and a flag from each
 
 
-def test_one_seed_has_no_deviation(federation: Federation, tmp_path: Path) -> None:
-    run("local", federation, out=tmp_path / "run", **QUICK)
-    content = json.loads((tmp_path / "run" / "summary.json").read_text())
-    scores = [score for point in POINTS for score in content["points"][point]["accuracy"].values()]
-    assert len(scores) == 2 * (CLIENTS + 1)
-    assert all(score["sd"] is None for score in scores)
-    assert not (tmp_path / "run" / "influence.npz").exists()  # Local measures none
+# Models.
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -153,17 +143,9 @@ def test_models_load_into_a_plain_module_and_score_as_recorded(
         net.load_state_dict(read)
         with torch.no_grad():
             right = net(scale(client.test.x, torch.float32)).argmax(1) == client.test.y
-        (recorded,) = (
-            line["value"]
-            for line in metrics
-            if tuple(line.values())[:5] == (seed, ROUNDS, client.name, point, "accuracy")
-        )
+        where = (seed, ROUNDS, client.name, point, "accuracy")
+        (recorded,) = (line["value"] for line in metrics if tuple(line.values())[:5] == where)
         assert 100 * right.double().mean().item() == pytest.approx(recorded, abs=1e-4)
-
-
-def test_figures_open_and_are_not_blank(finished: tuple[Path, Result]) -> None:
-    for path in finished[0].glob("*.png"):
-        assert is_drawn(path)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +182,9 @@ def test_client_names_with_slashes_are_told_apart(make_federation: Callable[...,
         read_model(tmp_path / "run", "y")
 
 
+# Other runs.
+
+
 def test_run_that_diverges_leaves_valid_json(federation: Federation, tmp_path: Path) -> None:
     run("fedc2i", federation, out=tmp_path / "run", lr=1e30, optimizer="sgd", **{**QUICK, "epochs": 2})
 
@@ -215,17 +200,27 @@ def test_run_that_diverges_leaves_valid_json(federation: Federation, tmp_path: P
 
 
 def test_compare_puts_runs_beside_the_comparison(federation: Federation, tmp_path: Path) -> None:
-    results = compare(["local", "fedc2i:gamma=2"], federation, out=tmp_path / "all", **QUICK)
-    found = {path.name for path in (tmp_path / "all").iterdir()}
+    out = tmp_path / "all"
+    results = compare(["local", "fedc2i:gamma=2"], federation, out=out, **QUICK)
+    found = {path.name for path in out.iterdir()}
     assert found == {"local", "fedc2i-gamma=2.0", "comparison.md", "comparison.json", "comparison.png", "plan.json"}
-    content = json.loads((tmp_path / "all" / "comparison.json").read_text())
+    content = json.loads((out / "comparison.json").read_text())
     assert list(content) == ["local", "fedc2i:gamma=2.0"]
     for result in results:
-        own = json.loads((tmp_path / "all" / slug(result.key) / "summary.json").read_text())
-        assert own == content[result.key]
+        assert json.loads((out / slug(result.key) / "summary.json").read_text()) == content[result.key]
+    scores = [score for point in POINTS for score in content["local"]["points"][point]["accuracy"].values()]
+    assert [score["sd"] for score in scores] == [None] * 2 * (CLIENTS + 1)  # of one seed
+    assert not (out / "local" / "influence.npz").exists()  # Local measures none
 
 
-# Folders.
+def test_the_state_after_the_last_round_is_kept_whatever_the_interval(tmp_path: Path) -> None:
+    keeper = Checkpoints(tmp_path, every=4)
+    for number in range(1, 7):
+        keeper.save(number, number == 6, lambda: ({"w": torch.zeros(1)}, {}))
+    assert [saved.round for saved in checkpoint_file.sound(tmp_path / "checkpoints")] == [6, 4]
+
+
+# New folders.
 
 
 @pytest.mark.parametrize("existing", ["folder", "file"])
@@ -240,31 +235,16 @@ def test_what_exists_is_refused_and_untouched(federation: Federation, tmp_path: 
     assert files_below(tmp_path) == before
 
 
-def test_empty_folder_is_accepted(federation: Federation, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    run("local", federation, out=tmp_path / "run", **QUICK)
-    assert (tmp_path / "run" / "summary.json").is_file()
-
-
-def test_folder_below_a_file_cannot_be_made(federation: Federation, tmp_path: Path) -> None:
+def test_places_where_a_folder_can_be_made_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    assert new_folder(tmp_path / "empty") == tmp_path / "empty"
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match=r"run: cannot be written \(Not a directory\)"):
-        run("local", federation, out=tmp_path / "file" / "run", **QUICK)
-    assert set(files_below(tmp_path)) == {".", "file"}
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_folder_in_a_read_only_place_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "locked").mkdir(mode=0o555)
-    for out in (tmp_path / "locked" / "run", tmp_path / "locked"):
-        with pytest.raises(UserError, match=r"Permission denied|no permission"):
-            new_folder(out)
-
-
-def test_no_permission_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        new_folder(tmp_path / "file" / "run")
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UserError, match="no permission to write there"):
-        new_folder(tmp_path)
+        new_folder(tmp_path / "empty")
+    assert set(files_below(tmp_path)) == {".", "empty", "file"}
 
 
 @pytest.mark.parametrize(
@@ -368,3 +348,111 @@ def test_json_has_no_numbers_that_json_lacks() -> None:
     value = {"a": float("nan"), 1: [float("inf"), 2.5, (True, None)], "γ": "²"}
     assert json.loads(to_json(value)) == {"a": None, "1": [None, 2.5, [True, None]], "γ": "²"}
     assert "γ" in to_json(value)
+
+
+# Reports of finished rounds.
+
+
+def report(number: int, **more: Any) -> Round:
+    metrics: Any = {"received": [{"accuracy": 1 / 3, "loss": float("nan")}, {}], "trained": [{"accuracy": 50.0}, {}]}
+    influence = {"influence_vector": np.array([[1 / 3, np.nan], [np.inf, number]], dtype=np.float32)}
+    values = {"metrics": metrics, "influence": influence, **more}
+    return Round(7, number, 0.25, ("a", "ü\n"), refused=("b",), bytes_up=10, bytes_down=2**40, **values)
+
+
+def assert_same(got: Round, want: Round) -> None:
+    plain = ("seed", "round", "seconds", "participants", "refused", "bytes_up", "bytes_down", "why")
+    assert [getattr(got, name) for name in plain] == [getattr(want, name) for name in plain]
+    assert repr(got.metrics) == repr(want.metrics)  # nan is not equal to itself
+    assert set(got.influence) == set(want.influence)
+    for name, array in want.influence.items():
+        assert got.influence[name].dtype == array.dtype
+        np.testing.assert_array_equal(got.influence[name], array)
+
+
+def test_reports_come_back_in_order_and_exactly(tmp_path: Path) -> None:
+    reports = [report(n, **({"why": {"b": "not finite"}} if n % 2 else {})) for n in range(1, 11)]
+    reports.append(report(11, metrics={}, influence={}))
+    folder = tmp_path / "deep" / "seed7"
+    assert read_reports(folder, 1) == []
+    for own in reversed(reports):
+        write_report(folder, own)
+    write_report(folder, reports[0])  # done again, it takes the place of the first
+    (folder / "round000012.npz").write_bytes(b"")  # not read
+    for got, want in zip(read_reports(folder, 12), reports, strict=True):
+        assert_same(got, want)
+    (folder / "round000002.npz").unlink()
+    with pytest.raises(UserError, match=r"round000002\.npz: not a round's report \(.*No such file"):
+        read_reports(folder, 4)
+
+
+def test_reports_and_marks_are_on_the_disk_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(files, "sync", lambda path: synced.append(path.name.lstrip(".").split(".")[0]))
+    write_report(tmp_path, report(1))
+    ask(tmp_path, 2, "ab")
+    assert synced == ["round000001", tmp_path.name, "asked000002-ab", tmp_path.name]
+
+
+def test_uploads_asked_for_on_another_course_are_one_release_more(tmp_path: Path) -> None:
+    assert asked(tmp_path / "nowhere") == {}
+    one, two = "ab" * 32, "ab" * 15 + "cd" * 17
+    for number, course, more in ((1, "", False), (1, "", False), (2, one, False), (2, one, False), (2, two, True)):
+        assert ask(tmp_path, number, course) is more
+    assert ask(tmp_path, 2, two) is False
+    assert ask(tmp_path, 3, two) is False
+    for name in ("asked000003-ab.bak", "asked000004-xy", "asked", ".asked000004-ab.7.part"):
+        (tmp_path / name).touch()
+    assert asked(tmp_path) == {1: 1, 2: 2, 3: 1}
+
+
+def archive(**arrays: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def text(value: Any) -> Any:
+    return np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"noise" * 99,
+        b"PK\x03\x04" + b"\0" * 99,
+        archive(other=np.zeros(1)),
+        archive(plain=text([1])),
+        archive(plain=text({"seed": 1})),
+        archive(plain=text({"participants": [], "refused": [], "unknown": 1})),
+        archive(plain=np.array([1, 2], dtype=np.uint8)),
+        archive(plain=np.array([{}], dtype=object)),
+    ],
+    ids=range(9),
+)
+def test_another_file_is_refused_in_a_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "round000001.npz").write_bytes(content)
+    with pytest.raises(UserError, match=r"round000001\.npz: not a round's report \(.+\)$") as refused:
+        read_reports(tmp_path, 2)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_report_damaged_anywhere_is_refused_or_the_same(tmp_path: Path) -> None:
+    write_report(tmp_path, report(1))
+    path = tmp_path / "round000001.npz"
+    whole = path.read_bytes()
+    refused = 0
+    for place in range(0, len(whole), 5):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        try:
+            found = read_reports(tmp_path, 2)
+        except UserError:
+            refused += 1
+        else:  # a byte that means nothing, such as a time
+            assert_same(found[0], report(1))
+    assert refused > len(whole) / 5 / 2
+    for end in range(0, len(whole), 25):
+        path.write_bytes(whole[:end])
+        with pytest.raises(UserError, match="not a round's report"):
+            read_reports(tmp_path, 2)
