@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedc2i.analysis.bootstrap import draw_weights, interval, resample
+from fedc2i.analysis.influence_intervals import draw_weights, interval, resample
 from fedc2i.core.params import Stacked, floating, row
 from fedc2i.engine.client import ClientData
 from fedc2i.methods.base import Site

@@ -1,10 +1,16 @@
 """Intervals for the influence of a finished run, from its saved models and its data.
 
 The last exchange of the run is made once more: every client receives every last model and measures influence on its
-own samples, as its method does, but on more of them. `analysis.bootstrap` says how sure that is. The first of the
-samples are those that the run's last round measured on, so with as many the estimate is the run's own.
+own samples, as its method does, but on more of them. The first of the samples are those that the run's last round
+measured on, so with as many the estimate is the run's own.
 
-``influence-intervals.json`` in a run folder holds what `Influence.to_json` gives:
+Another draw of as many samples would have given somewhat other losses, and so other weights. The bootstrap draws the
+same number of samples with replacement, again and again, which is nothing but another weight for each sample: 0, 1,
+2, ... times. A method's own `personalise` reads these weights. Lifted over draws with ``vmap``, what does not depend on
+the weights, the losses of single samples, is computed once. The intervals speak of the samples alone: that another seed
+would have trained other models is no part of them.
+
+``influence-intervals.json`` in a run folder holds what `InfluenceIntervals.to_json` gives:
 
     version        1
     seed, level, draws
@@ -23,14 +29,15 @@ Numbers are null where nothing was measured. ``differs`` is true where the inter
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
-from fedc2i.analysis.bootstrap import Interval, draw_weights, interval, resample
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json, write_atomically
@@ -56,10 +63,24 @@ FEWEST_DRAWS = 20
 MOST_ENTRIES = 100_000  # in a file that a page or a person still reads
 MEASURING = "fedc2i, fedc2i-client, fedc2i-plus, fedc2i-many and fedfomo"
 _ENDS = ("estimate", "low", "high")
+NEGLIGIBLE = 1e-3  # of the equal share: a smaller difference is rounding, or matters to nobody
 
 
 @dataclass(frozen=True)
-class Influence:
+class Interval:
+    """Weights with the ends of their intervals, tensors of one shape; nan where nothing was measured."""
+
+    estimate: Tensor
+    low: Tensor
+    high: Tensor
+
+    def differs(self, share: float | Tensor) -> Tensor:
+        """Booleans: the whole interval is above, or below, the equal share, by more than a thousandth of it."""
+        return (self.low > share * (1 + NEGLIGIBLE)) | (self.high < share * (1 - NEGLIGIBLE))
+
+
+@dataclass(frozen=True)
+class InfluenceIntervals:
     """Influence of one seed's last models with intervals; tensors ``(M, M)`` and ``(M, M, C)``."""
 
     seed: int
@@ -94,15 +115,9 @@ class Influence:
             own = getattr(self, name)
             plain[name] = None
             if own is not None and own.estimate.numel() <= MOST_ENTRIES:
-                ends = {end: _plain(getattr(own, end)) for end in _ENDS}
+                ends = {end: getattr(own, end).double().round(decimals=6).tolist() for end in _ENDS}
                 plain[name] = {**ends, "differs": self.differs(name).tolist()}
         return plain
-
-
-def _plain(tensor: Tensor) -> list[Any]:
-    """Six digits are more than a bootstrap is worth."""
-    values: list[Any] = tensor.to(torch.float64).mul(1e6).round().div(1e6).tolist()
-    return values
 
 
 def intervals(
@@ -116,19 +131,11 @@ def intervals(
     model: Model | None = None,
     method: Method | None = None,
     data_dir: Path | None = None,
-) -> Influence:
+) -> InfluenceIntervals:
     """Measures the influence of a finished run once more, with intervals, and writes it into the run's folder.
 
-    Args:
-        folder: the run's.
-        seed: one of its seeds, the first by default.
-        samples: of every client, or as many as it has.
-        draws: of the bootstrap.
-        level: of the intervals.
-        data: the `Federation`, if the run was started with one.
-        model: the `Model`, if the run was started with one.
-        method: the `Method`, if the run was started with your own.
-        data_dir: where the data lies now, if it was moved.
+    Of the run's first seed by default, with ``samples`` of every client or as many as it has. Data, model and method
+    are those that the run was started with, if they were objects of Python; ``data_dir`` is for data that was moved.
 
     Raises:
         UserError: for a method that measures no influence, or a run whose data or models are not there.
@@ -153,7 +160,9 @@ def intervals(
     return found
 
 
-def measure(plan: Plan, models: Stacked, seed: int, number: int, samples: int, draws: int, level: float) -> Influence:
+def measure(
+    plan: Plan, models: Stacked, seed: int, number: int, samples: int, draws: int, level: float
+) -> InfluenceIntervals:
     """The exchange after round ``number``, with intervals; arguments as for `intervals`."""
     federation, settings = plan.federation, plan.config
     device, names = plan.config.torch_device(), federation.names
@@ -183,7 +192,9 @@ def measure(plan: Plan, models: Stacked, seed: int, number: int, samples: int, d
     if not found.whole:
         raise UserError(f"{plan.label} reports no influence to put intervals around; {MEASURING} do")
     of_whom = names, federation.classes, found.split, found.samples, torch.tensor(found.share)
-    return Influence(seed, level, draws, *of_whom, found.whole.get("vector"), found.whole.get("matrix"), _notes(plan))
+    return InfluenceIntervals(
+        seed, level, draws, *of_whom, found.whole.get("vector"), found.whole.get("matrix"), _notes(plan)
+    )
 
 
 class _Found:
@@ -222,6 +233,30 @@ def _bootstrap(plan: Plan, own: Params, batch: Batch, site: Site, weights: Tenso
         estimates = measured(batch.w)
     drawn = resample(measured, weights, at_once) if estimates else {}
     return {name: interval(estimates[name], drawn[name], level) for name in estimates}
+
+
+def draw_weights(samples: int, draws: int, generator: torch.Generator) -> Tensor:
+    """``(draws, samples)``: how often each sample is in each draw of ``samples`` with replacement."""
+    index = torch.randint(samples, (draws, samples), generator=generator)
+    return torch.zeros(draws, samples).scatter_add_(1, index, torch.ones(draws, samples))
+
+
+def resample(
+    measure: Callable[[Tensor], Mapping[str, Tensor]], weights: Tensor, at_once: int | None = None
+) -> dict[str, Tensor]:
+    """What ``measure`` gives, by name, for weights ``(draws, samples)``: each entry with a leading axis of draws.
+
+    ``measure`` takes weights ``(samples,)`` and is lifted over draws, ``at_once`` of them together; all by default.
+    """
+    with torch.no_grad():
+        return dict(vmap(lambda own: dict(measure(own)), chunk_size=at_once)(weights))
+
+
+def interval(estimate: Tensor, drawn: Tensor, level: float = 0.95) -> Interval:
+    """The percentile interval of each entry from those of every draw, ``(draws, ...)``."""
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=drawn.dtype, device=drawn.device)
+    low, high = torch.nanquantile(drawn, ends, dim=0)
+    return Interval(estimate, low, high)
 
 
 def _batch(recipe: RunContext, data: ClientData, number: int, samples: int) -> tuple[Batch, str]:

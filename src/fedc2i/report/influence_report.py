@@ -10,15 +10,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedc2i.analysis.influence_intervals import FILE, Influence
+from fedc2i.analysis.influence_intervals import FILE, InfluenceIntervals
 from fedc2i.analysis.retraining import Agreement, Check
 from fedc2i.core.errors import one_line
 from fedc2i.engine.records import POINTS
+from fedc2i.report.table import SHORT, WHEN
 
 MOST_HELPERS = 12  # listed for one client
 
 
-def print_intervals(console: Console, found: Influence, clients: Iterable[int]) -> None:
+def print_intervals(console: Console, found: InfluenceIntervals, clients: Iterable[int]) -> None:
     """What helps each of the clients, and how many influences differ from the equal share."""
     for m in clients:
         name, share = found.clients[m], float(found.share[m])
@@ -30,7 +31,7 @@ def print_intervals(console: Console, found: Influence, clients: Iterable[int]) 
     print_lines(console, [*_count(found), *found.notes])
 
 
-def _helpers(found: Influence, m: int) -> Table:
+def _helpers(found: InfluenceIntervals, m: int) -> Table:
     """One client's helpers, the largest influence first."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("client")
@@ -55,7 +56,7 @@ def _helpers(found: Influence, m: int) -> Table:
     return table
 
 
-def _count(found: Influence) -> list[str]:
+def _count(found: InfluenceIntervals) -> list[str]:
     """How many influences differ, of those that could."""
     if found.vector is None:
         return []
@@ -79,7 +80,7 @@ def print_check(console: Console, found: Check, of_run: int) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     for point in POINTS:
-        table.add_column(f"ρ {point}", justify="right")
+        table.add_column(f"ρ {SHORT[point]}", justify="right")
         table.add_column("p", justify="right")
     by_point = {point: found.agreement(point) for point in POINTS}
     for m, name in enumerate(found.clients):
@@ -91,11 +92,11 @@ def print_check(console: Console, found: Check, of_run: int) -> None:
     others = len(found.clients) - 1
     lines = [
         f"ρ: Spearman's, of λ (mean over rounds) and the rise of the loss on {found.split} data when a client is left "
-        "out from the start; received: before local training, trained: after it.",
+        "out from the start; before and after local training.",
         f"p: share of all orders of the {others} others with a ρ as far from 0; the smallest possible is "
         f"{2 / math.factorial(others):.2g} for one client{'.' if others > 3 else ', so only the last row can tell.'} "
         "Last row: of all ways to exchange the clients of one ranking, as clients that help everybody are in all rows.",
-        *(f"{point}: {verdict(own)}" for point, own in overall.items()),
+        *(f"{WHEN[point].capitalize()}: {verdict(own)}" for point, own in overall.items()),
     ]
     if found.rounds != of_run:
         lines.append(f"The run itself had {of_run} rounds; λ here is of {found.rounds}.")

@@ -12,8 +12,16 @@ import pytest
 import torch
 
 import fedc2i
-from fedc2i.analysis.bootstrap import Interval, draw_weights, interval, resample
-from fedc2i.analysis.influence_intervals import FILE, Influence, intervals, measure
+from fedc2i.analysis.influence_intervals import (
+    FILE,
+    InfluenceIntervals,
+    Interval,
+    draw_weights,
+    interval,
+    intervals,
+    measure,
+    resample,
+)
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Stacked, row, stack
 from fedc2i.data.federation import Federation
@@ -187,7 +195,9 @@ def test_a_matrix_of_very_many_clients_stays_out_of_the_file() -> None:
         return Interval(*(torch.zeros(shape) for _ in range(3)))
 
     names, share = tuple(map(str, range(120))), torch.full((120,), 1 / 120)
-    found = Influence(0, 0.95, 20, names, tuple("wxyzuvabc"), {}, {}, share, whole(120, 120), whole(120, 120, 9), ())
+    found = InfluenceIntervals(
+        0, 0.95, 20, names, tuple("wxyzuvabc"), {}, {}, share, whole(120, 120), whole(120, 120, 9), ()
+    )
     written = found.to_json()
     assert np.shape(written["vector"]["low"]) == (120, 120)
     assert written["matrix"] is None
