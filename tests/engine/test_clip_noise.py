@@ -28,6 +28,7 @@ from fedc2i.engine.clip_noise import (
     reference,
     secret_in,
 )
+from fedc2i.engine.exchange import process
 from fedc2i.engine.server import Server
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Download, Method
@@ -192,7 +193,7 @@ def one_round(
     start = client.personalise(own, received, position, number - 1)[0] if number > 1 else own
     trained = client.train(start, received, position, number)
     upload = client.upload(trained, start, received, position, number)
-    sent = protect(stack([upload]), [client.data.name], number, client.context, settings, lambda k: received)
+    sent = process(stack([upload]), {}, [client.data.name], number, client.context, settings, lambda k: received)
     return trained, row(sent, 0), start
 
 

@@ -31,15 +31,17 @@ _LARGEST = 1e100  # multiplier whose square is a number; more noise is worth no 
 def epsilon(noise: float, uploads: int, delta: float = 1e-5) -> float:
     """ε of this number of uploads of one client, infinite without noise, 0 if it sends nothing.
 
-    Args:
-        noise: the noise multiplier σ, the noise's standard deviation in units of ``clip``.
-        uploads: rounds in which the client takes part.
-        delta: δ, the chance that the bound fails.
+    ``noise`` is the multiplier σ, in units of ``clip``; ``delta`` δ is the chance that the bound fails.
 
     Raises:
         UserError: for values out of range, or if Opacus is not installed.
     """
-    _check(noise, uploads, delta)
+    if not 0 <= noise < math.inf:
+        raise UserError(f"noise must be a number, at least 0, got {noise}")
+    if not 0 <= uploads <= MOST_ROUNDS:
+        raise UserError(f"rounds must be 0..{MOST_ROUNDS}, got {uploads}")
+    if not 0 < delta < 1:
+        raise UserError(f"delta must be above 0 and below 1, got {delta}")
     if uploads == 0:
         return 0.0
     if noise == 0:
@@ -75,32 +77,15 @@ def noise_for(target: float, uploads: int, delta: float = 1e-5) -> float:
     return high
 
 
-def _check(noise: float, uploads: int, delta: float) -> None:
-    if not 0 <= noise < math.inf:
-        raise UserError(f"noise must be a number, at least 0, got {noise}")
-    if not 0 <= uploads <= MOST_ROUNDS:
-        raise UserError(f"rounds must be 0..{MOST_ROUNDS}, got {uploads}")
-    if not 0 < delta < 1:
-        raise UserError(f"delta must be above 0 and below 1, got {delta}")
-
-
 @dataclass(frozen=True)
 class Cost:
-    """What one seed's run costs the client that takes part most often.
-
-    Attributes:
-        clip: the bound on the norm.
-        noise: the noise multiplier σ.
-        delta: δ.
-        uploads: how often that client sends something.
-        epsilon: its ε, infinite without noise.
-    """
+    """What one seed's run costs the client that takes part most often."""
 
     clip: float
     noise: float
     delta: float
-    uploads: int
-    epsilon: float
+    uploads: int  # of that client
+    epsilon: float  # infinite without noise
 
     def to_json(self) -> dict[str, Any]:
         """As ``summary.json`` holds it; an infinite ε is null there."""
@@ -128,12 +113,8 @@ def cost(
 ) -> Cost | None:
     """The cost of a run; None where uploads are not clipped.
 
-    Args:
-        config: how it is run.
-        clients: how many there are.
-        rounds: how many rounds it had; all that are planned by default.
-        sends: whether the method sends anything at all.
-        asked: by seed and round, how often different uploads were asked for; once by default.
+    ``rounds`` it had, by default all that are planned; ``sends``: whether the method sends anything at all; ``asked``:
+    by seed and round, how often different uploads were asked for, by default once.
     """
     if not config.clip:
         return None

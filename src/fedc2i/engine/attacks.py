@@ -81,11 +81,7 @@ def parse(text: str, names: Sequence[str], seed: int) -> dict[str, tuple[Attack,
 
 
 def by_kind(text: str, names: Sequence[str], seed: int) -> dict[str, list[str]]:
-    """The same the other way round: by attack, written as `Attack` is, the clients that do it, in their order.
-
-    Raises:
-        UserError: as `parse`.
-    """
+    """The same the other way round: by attack, written as `Attack` is, the clients that do it, in their order."""
     found: dict[str, list[str]] = {}
     for name, own in parse(text, names, seed).items():
         for attack in dict.fromkeys(own):
@@ -107,11 +103,7 @@ def resolved(text: str, names: Sequence[str], seed: int) -> str:
 
 
 def read_resolved(text: str) -> dict[str, tuple[Attack, ...]]:
-    """Who attacks, and how, from `resolved`.
-
-    Raises:
-        UserError: for an unknown kind or strength.
-    """
+    """Who attacks, and how, from `resolved`; raises `UserError` for an unknown kind or strength."""
     found: dict[str, list[Attack]] = {}
     for attack, wanted in _entries(text):
         for name in wanted:

@@ -68,12 +68,9 @@ def _sent(name: str, like: Tensor, received: Params, means: Means) -> Tensor | N
     flags = valid_flags(received)
     key = id(sent), id(flags)
     if key not in means:
-        means[key] = _mean(sent if flags is None or len(flags) != len(sent) else sent[flags])
+        models = sent if flags is None or len(flags) != len(sent) else sent[flags]
+        means[key] = models.to(torch.float64).mean(0) if len(models) else None
     return means[key]
-
-
-def _mean(models: Tensor) -> Tensor | None:
-    return models.to(torch.float64).mean(0) if len(models) else None
 
 
 def clip_and_noise(upload: Params, known: Params, clip: float, noise: float, draw: Draw) -> Params:
@@ -112,13 +109,7 @@ def protect(
     received: Callable[[int], Params],
     secret: bytes = b"",
 ) -> Stacked:
-    """Uploads ``(K, ...)`` of a round after clipping and noise; the same tensors if ``clip`` is 0.
-
-    ``received`` gives what the server had sent to the k-th client. ``secret`` is a site's key for its noise; if it is
-    empty, the noise follows from the run's seed.
-    """
-    if not settings.clip or not uploads:
-        return uploads
+    """Uploads ``(K, ...)`` of a round after clipping and noise; arguments as for `exchange.process`."""
     sent, mail = [], [received(k) for k in range(len(clients))]
     means: Means = {}  # relayed models are one for all
     drawn = functools.lru_cache(maxsize=1)(lambda name: context.first_model(name, settings.init))
@@ -182,11 +173,7 @@ def secret_in(folder: Path) -> bytes:
 
 
 def reject_uncovered(upload: Params, who: str = "the method") -> None:
-    """Rejects an upload with counts or flags.
-
-    Raises:
-        UserError: naming them.
-    """
+    """Rejects an upload with counts or flags, by a `UserError` that names them."""
     names = [name for name, tensor in upload.items() if not tensor.is_floating_point() or name in COUNTS]
     if names:
         raise UserError(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import setting
 from fedc2i.training.settings import TrainingSettings
 
 MOST_THREADS = 1024  # torch crashes when asked for very many
+_RUNS = ("run", "flower-local", "coordinator")
+_WITH_PAPER = ("run", "paper", "flower-local", "coordinator")
+_HERE: dict[str, Any] = {"scope": "machine", "engine": "inprocess"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,24 +24,18 @@ class EngineSettings(TrainingSettings):
         "communication rounds; by default the data set's preset",
         low=1,
         preset=True,
-        flags=("run", "paper", "flower-local", "coordinator"),
+        flags=_WITH_PAPER,
         flag_help="Communication rounds.",
     )
     seeds: tuple[int, ...] = setting(
-        (0,),
-        "one run for each",
-        numbers=False,
-        flags=("run", "paper", "flower-local", "coordinator"),
-        flag_help="For example 0,1,2 or 0-9.",
+        (0,), "one run for each", numbers=False, flags=_WITH_PAPER, flag_help="For example 0,1,2 or 0-9."
     )
     clients_per_round: int | str = setting("100%", "a number of clients, or a share such as 20%")
     evaluate_every: int = setting(1, "rounds between evaluations; 0: only after the last round", low=0)
     patience: int = setting(0, "stop after this many evaluations without a better validation accuracy; 0: never", low=0)
     init: Literal["common", "independent"] = setting("common", "one initial model for all clients, or one for each")
     topology: str = setting(
-        "full",
-        "whose models a client receives: full, ring, random:K or a FILE of neighbours",
-        flags=("run", "flower-local", "coordinator"),
+        "full", "whose models a client receives: full, ring, random:K or a FILE of neighbours", flags=_RUNS
     )
     attack: str = setting(
         "",
@@ -57,27 +54,13 @@ class EngineSettings(TrainingSettings):
     )
     delta: float = setting(1e-5, "δ at which a run with noise states its ε", above=0, below=1)
     executor: Literal["auto", "looped", "workers", "stacked"] = setting(
-        "auto",
-        "clients one by one, over processes, or all at once; auto: the fastest",
-        scope="machine",
-        engine="inprocess",
+        "auto", "clients one by one, over processes, or all at once; auto: the fastest", **_HERE
     )
     workers: int = setting(
-        0,
-        "processes on a CPU; 0: one per core",
-        low=0,
-        high=MOST_THREADS,
-        numbers=False,
-        resume="free",
-        scope="machine",
-        engine="inprocess",
+        0, "processes on a CPU; 0: one per core", low=0, high=MOST_THREADS, numbers=False, resume="free", **_HERE
     )
     clients_at_once: int = setting(
-        0,
-        "the most clients of all seeds that are stacked together; 0: as many as fit",
-        low=0,
-        scope="machine",
-        engine="inprocess",
+        0, "the most clients of all seeds that are stacked together; 0: as many as fit", low=0, **_HERE
     )
     threads: int = setting(
         1, "CPU threads inside one operation; more than one pays for large models only", low=1, high=MOST_THREADS

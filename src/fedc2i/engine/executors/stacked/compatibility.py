@@ -32,13 +32,9 @@ _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, 
 
 
 def obstacle(model: Model, image: Sequence[int]) -> str | None:
-    """Why clients cannot be stacked with this model, as the end of a sentence; None if they can.
+    """Why clients cannot be stacked with a valid model on images ``(3, H, W)``, as the end of a sentence; None if not.
 
     It is tried on a CPU, whatever the device of the run: the answer is the same on every machine.
-
-    Args:
-        model: one that passed `Model.check` on such images.
-        image: ``(3, H, W)``.
     """
     if model.evaluates_in_batches:
         return "takes batch statistics at evaluation, too"
@@ -157,9 +153,6 @@ class _Still(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             kwargs = {**kwargs, "training": False}
         if func is F.scaled_dot_product_attention:
-            args, kwargs = (*args[:4], *(0.0 for _ in args[4:5]), *args[5:]), {**kwargs, **_no_dropout(kwargs)}
+            args = (*args[:4], *(0.0 for _ in args[4:5]), *args[5:])
+            kwargs = {name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()}
         return func(*args, **kwargs)
-
-
-def _no_dropout(kwargs: Mapping[str, Any]) -> dict[str, float]:
-    return {"dropout_p": 0.0} if "dropout_p" in kwargs else {}

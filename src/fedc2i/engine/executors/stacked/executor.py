@@ -92,8 +92,7 @@ class StackedExecutor:
         tensors = {"received": batch.download.shared, "personal": _personal_rows(batch), "position": position}
         if len(batch.clients) < len(self._data):  # other clients in the next round: not worth a CUDA graph
             return metrics(batch.params, tensors)
-        graphed: GraphedFunction = self._cached(batch, kind, tensors, lambda: GraphedFunction(metrics, self._device))
-        result: list[dict[str, Tensor]] = graphed(batch.params, tensors)
+        result: list[dict[str, Tensor]] = self._graphed(batch, kind, tensors, metrics)(batch.params, tensors)
         return result
 
     def close(self) -> None:
@@ -127,8 +126,6 @@ class StackedExecutor:
         samples = min(self._padded.train.y.shape[1], context.training.batch_size)
         return clients_that_fit(context.model, self._padded.train.x.shape[2:], samples)
 
-    # What vmap needs: stacks with an axis for seeds, one for clients, and the axes of whatever is shared.
-
     def _site_tensors(self, chunk: Sequence[ClientBatch]) -> tuple[_SiteTensors, _SiteTensors]:
         """What the clients know, stacked, and for each tensor the axis of its clients, if it has one."""
         shared = stack([batch.download.shared for batch in chunk])
@@ -144,11 +141,8 @@ class StackedExecutor:
 
     def _site(self, first: ClientBatch, own: _SiteTensors, kind: _Kind, training: bool = False) -> Site:
         """A client's site; it notes if the round's number matters: then a CUDA graph serves that round only."""
-        rounds: dict[str, Any] = {"round": first.round, "rounds": first.context.rounds}
-        more: dict[str, Any] = {"training": training, "on_round": lambda: self._reads_round.add(kind)}
-        return _WatchedSite(first.context.model, **own, **rounds, **more)
-
-    # The computations of a round.
+        more: dict[str, Any] = {"round": first.round, "rounds": first.context.rounds, "training": training}
+        return _WatchedSite(first.context.model, **own, **more, on_round=lambda: self._reads_round.add(kind))
 
     def _train(self, chunk: list[ClientBatch], evaluate: bool) -> list[Trained]:
         first, context, rows = chunk[0], chunk[0].context, self._padded.rows(chunk)

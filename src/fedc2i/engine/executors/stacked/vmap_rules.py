@@ -17,32 +17,33 @@ from torch.overrides import TorchFunctionMode
 
 _ROWS = 2048  # patches that are worth a separate product: weight gradients sum over many, for few outputs
 _PARTS = 16
+_NO_OPTIONS = {"size_average": None, "ignore_index": -100, "reduce": None, "label_smoothing": 0.0}
 
 
 class VmapRules(TorchFunctionMode):
     """Within this context convolutions are matrix products, and padding does not enter batch statistics."""
 
     def __init__(self, w: Tensor | None = None, widest: int | None = None) -> None:
-        """What is special about the work within.
+        """``w`` ``(B,)`` are weights of the batch that is trained on, 0 for padding; none if nothing is padded.
 
-        Args:
-            w: ``(B,)`` weights of the batch that is trained on, 0 for padding; none if nothing is padded.
-            widest: only convolutions over patches of at most this many numbers become products.
+        Only convolutions over patches of at most ``widest`` numbers become products.
         """
         super().__init__()
-        self._w = w
-        self._widest = widest
+        self._w, self._widest = w, widest
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.conv2d and _is_plain(*args, **kwargs) and self._is_narrow(*args, **kwargs):
-            return _convolve(*args, **kwargs)
-        if func is F.cross_entropy and _is_usual(*args, **kwargs):
-            return _cross_entropy(*args, **kwargs)
-        if func is F.batch_norm and self._w is not None and _is_padded(*args, **kwargs):
-            return _batch_norm(self._w, *args, **kwargs)
+        result: Tensor | None = None  # what is unusual is left to torch
+        if func is torch.conv2d:
+            result = _convolve(self._widest, *args, **kwargs)
+        elif func is F.cross_entropy:
+            result = _cross_entropy(*args, **kwargs)
+        elif func is F.batch_norm and self._w is not None:
+            result = _batch_norm(self._w, *args, **kwargs)
+        if result is not None:
+            return result
         if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
             return func(*args, **{**kwargs, "need_weights": True})[0], None  # the way that vmap can give masks to
         if func is F.scaled_dot_product_attention and not kwargs.get("enable_gqa"):
@@ -54,23 +55,9 @@ class VmapRules(TorchFunctionMode):
             return func(args[0].contiguous(), *args[1:], **kwargs)
         return func(*args, **kwargs)
 
-    def _is_narrow(self, input: Tensor, weight: Tensor, *_: Any, **__: Any) -> bool:
-        return self._widest is None or weight[0].numel() <= self._widest
-
-
-def _is_plain(
-    input: Tensor,
-    weight: Tensor,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> bool:
-    return input.ndim == 4 and groups == 1 and not isinstance(padding, str)
-
 
 def _convolve(
+    widest: int | None,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -78,8 +65,11 @@ def _convolve(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> Tensor:
+) -> Tensor | None:
     """``torch.conv2d`` of ``(B, C, H, W)`` as patches ``(B·L, k·k·C)`` times weights ``(k·k·C, O)``."""
+    is_plain = input.ndim == 4 and groups == 1 and not isinstance(padding, str)
+    if not is_plain or (widest is not None and weight[0].numel() > widest):
+        return None
     kernel, stride, padding, dilation = tuple(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation)
     x = F.pad(input, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else input
     height, width = (_positions(x.shape[2 + a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
@@ -183,23 +173,13 @@ def _over_images(function: type[torch.autograd.Function], dim: int, tensor: Tens
     return result.unflatten(0, tensor.shape[:2]), 0
 
 
-def _is_usual(
-    logits: Tensor,
-    target: Tensor,
-    weight: Any = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> bool:
-    """Labels, not shares, and no options but ``reduction``."""
-    plain = weight is None and size_average is None and reduce is None and ignore_index == -100 and not label_smoothing
-    return plain and logits.ndim == 2 and target.ndim == 1
+def _cross_entropy(logits: Tensor, target: Tensor, *, weight: Any, reduction: str, **options: Any) -> Tensor | None:
+    """``F.cross_entropy`` by operations that vmap knows; it takes torch's apart, and imports its compiler for that.
 
-
-def _cross_entropy(logits: Tensor, target: Tensor, *, reduction: str = "mean", **_: Any) -> Tensor:
-    """``F.cross_entropy``, by operations that vmap knows; it takes torch's apart, and imports its compiler for that."""
+    Of labels, not shares, without options but ``reduction``; torch passes every option by name.
+    """
+    if weight is not None or options != _NO_OPTIONS or logits.ndim != 2 or target.ndim != 1:
+        return None
     losses = -F.log_softmax(logits, 1).gather(1, target[:, None])[:, 0]
     if reduction == "none":
         return losses
@@ -226,19 +206,6 @@ def _attend(
     return F.dropout(scores.softmax(-1), dropout_p) @ value
 
 
-def _is_padded(
-    x: Tensor,
-    running_mean: Any,
-    running_var: Any,
-    weight: Any = None,
-    bias: Any = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> bool:
-    return training
-
-
 def _batch_norm(
     w: Tensor,
     x: Tensor,
@@ -249,8 +216,10 @@ def _batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-) -> Tensor:
+) -> Tensor | None:
     """``F.batch_norm`` in training mode of ``(B, C, ...)``, over the samples that have weight."""
+    if not training:
+        return None
     w = w.to(x.dtype).reshape(-1, *[1] * (x.ndim - 1))
     axes = [axis for axis in range(x.ndim) if axis != 1]
     places = x[0, 0].numel()

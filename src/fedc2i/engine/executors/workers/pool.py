@@ -142,12 +142,7 @@ class Worker:
             raise self._dead() from None
 
     def receive(self) -> Any:
-        """The next answer.
-
-        Raises:
-            UserError: if the process is gone.
-            Exception: whatever went wrong in it.
-        """
+        """The next answer; raises whatever went wrong in the process, or `UserError` if it is gone."""
         try:
             kind, content = cloudpickle.loads(self.line.recv_bytes())
         except (EOFError, OSError):
