@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedc2i.runs.specs import parse
 
 import fedc2i
 from fedc2i.core.errors import UserError
@@ -18,7 +17,8 @@ from fedc2i.data.federation import Federation
 from fedc2i.methods import registry
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
-from support.method_checks import SIZES, in_double, run, upload
+from fedc2i.runs.plan import parse_method
+from support.method_checks import OF_THEIR_OWN, SIZES, run, upload
 
 LOAD_ONE = """
 import sys
@@ -90,7 +90,7 @@ def test_exactly_these_tensors_leave_a_client(
     name: str, federation: Federation, make_model: Callable[..., Model]
 ) -> None:
     assert name in LEAVES, f"say in LEAVES what '{name}' uploads"
-    kind, _, options = parse(name)
+    kind, _, options = parse_method(name)
     sent = upload(kind(**options), make_model(batch_norm=True), federation)
     assert sent.keys() == LEAVES[name]
     if "class_present" in sent:
@@ -168,43 +168,23 @@ def test_every_option_is_in_the_table() -> None:
             assert any((owner, option) in RANGES for owner in [*owners, "fedavg"]), (name, option)
 
 
-# Engines. Not in the table: methods that others here are made of, and those that test_stacked and test_workers cover.
+# Engines. With BatchNorm, `test_shared_options` shows the same.
 
-PLAIN: dict[str, bool] = {}
-NORM, NO_BIAS = {"batch_norm": True}, {"bias": False}
-RUNS: dict[str, tuple[dict[str, bool], ...]] = {
-    "ditto": (PLAIN, NORM),
-    "fedala:layers=2": (PLAIN, NORM),
-    "fedbn": (NORM, {"layer_norm": True}),
-    "fedc2i-server": (PLAIN, NORM, NO_BIAS),
-    "fedc2i-top-k:k=1": (PLAIN,),
-    "fedcalm": (PLAIN,),
-    "fedfomo": (PLAIN, NORM),
-    "fedic": (PLAIN,),
-    "fedic:alternate=true": (PLAIN,),
-    "fedpac": (PLAIN, NORM, NO_BIAS),
-    "fedproto:weighting=counts": (PLAIN,),
-    "fedrep": (PLAIN, NORM),
-    "fedrod": (PLAIN, NO_BIAS),
-    "median": (PLAIN, NORM),
-    "multi-krum": (PLAIN, NORM),
-    "pfedgraph": (PLAIN, NORM),
-    "trimmed-mean": (PLAIN, NORM),
-}
+OPTIONS = {"fedala": ":layers=2", "fedc2i-top-k": ":k=1", "fedic": ":alternate=true", "fedproto": ":weighting=counts"}
+RUNS = [(name + OPTIONS.get(name, ""), {"layer_norm": name == "fedbn"}) for name in OF_THEIR_OWN]
+RUNS += [(name, {"bias": False}) for name in ("fedc2i-server", "fedpac", "fedrod")]
 
 
-@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in RUNS.items() for kind in kinds], ids=str)
+@pytest.mark.parametrize(("name", "kind"), RUNS, ids=str)
 def test_looped_and_stacked_agree(
     name: str, kind: dict[str, bool], make_model: Callable[..., Model], make_federation: Callable[..., Federation]
 ) -> None:
     """Unequal clients, one without a class; one, two, three, and half of four.
 
-    Tensors are compared by norm: where a single number's gradient is next to nothing, Adam blows its rounding up. With
-    BatchNorm and small batches that happens to whole tensors, so models with it are compared in double precision.
+    Tensors are compared by norm: where a single number's gradient is next to nothing, Adam blows its rounding up.
     """
-    cls, _, options = parse(name)
+    cls, _, options = parse_method(name)
     method, model = cls(**options), make_model(**kind)
-    model = in_double(model) if model.has_statistics else model
     for clients, settings in ((3, {}), (1, {}), (2, {}), (4, {"clients_per_round": "50%", "rounds": 3})):
         federation = make_federation(sizes=SIZES[:clients], validation=2)
         looped, reports = run(method, model, federation, **settings)

@@ -178,11 +178,6 @@ def test_a_server_passes_on_what_its_own_clients_said() -> None:
     assert_close(seen[-1].reports["influence_vector"], want, equal_nan=True)
 
 
-def test_nothing_is_reported_to_methods_that_do_not_ask() -> None:
-    assert FedC2I().reads_reports == ()
-    assert FedC2ITopK().reads_reports == ("influence_vector", "influence_matrix")
-
-
 # The client.
 
 GAMMA = 3.0

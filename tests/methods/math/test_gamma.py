@@ -5,13 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -32,10 +29,8 @@ from fedc2i.methods.math.influence import LARGEST, Gamma, influence, progress
 from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, split
 from fedc2i.runs.plan import prepare
-from fedc2i.runs.settings import read_toml
 from fedc2i.training.local import Batch
 from oracles.fedc2i import Problem, by_powers
-from support.helpers import QUICK, call, write_arrays
 
 EACH = ("ramp(4)", "scaled(7)", "perplexity(2)", "perplexity(40%)")
 ALLOWED = re.escape(
@@ -78,12 +73,6 @@ def test_ramp_by_hand(round: int, rounds: int, want: float) -> None:
     weights, used = ramp(10).weights(losses, everyone(losses), partial(progress, round, rounds))
     assert used.tolist() == want
     assert torch.equal(weights, influence(losses, want, everyone(losses)))
-
-
-@given(value=st.floats(0, 1e6), rounds=st.integers(1, 1000))
-def test_the_last_round_of_a_ramp_has_the_very_value(value: float, rounds: int) -> None:
-    ones = torch.ones(2, dtype=torch.float64)
-    assert ramp(value).weights(ones, everyone(ones), partial(progress, rounds, rounds))[1].item() == value
 
 
 # Scaled.
@@ -174,15 +163,6 @@ def test_equal_losses_stay_equal(losses: list[float], want: list[float]) -> None
     weights, used = perplexity(2).weights(torch.tensor(losses), torch.ones(4, dtype=torch.bool), unread)
     assert weights.tolist() == pytest.approx(want)
     assert float(used) == pytest.approx(LARGEST, rel=1e-3)
-
-
-def test_losses_that_are_not_finite() -> None:
-    losses = torch.tensor([INF, 1.0, 2.0, 3.0])
-    weights, _ = perplexity(2).weights(losses, everyone(losses), unread)
-    assert weights[0] == 0
-    assert float(effective(weights)) == pytest.approx(2, abs=1e-3)
-    none, used = perplexity(2).weights(torch.full((4,), NAN), everyone(losses), unread)
-    assert (none.tolist(), used.tolist()) == ([0.0] * 4, 0.0)
 
 
 # All of them.
@@ -369,13 +349,10 @@ def test_broken_models_get_nothing(problem: Problem, text: str) -> None:
     assert_close(with_broken["gamma"], report["gamma"])
     for name, tensor in healthy.items():
         assert_close(start[name], tensor)
-
-
-def test_gamma_is_nan_where_nothing_was_measured(problem: Problem) -> None:
     problem.position = -1
-    _, report = personalise(problem, gamma="scaled")
-    assert report["gamma"].isnan()
-    assert report["gamma_class"].isnan().all()
+    _, unmeasured = personalise(problem, gamma=text)
+    assert unmeasured["gamma"].isnan()
+    assert unmeasured["gamma_class"].isnan().all()
 
 
 @pytest.mark.parametrize("influence", ["exact", "first-order"])
@@ -410,30 +387,6 @@ def test_a_run_of_two_rounds(federation: Federation, model: Model, gamma: Any, e
         assert (columns == 2.5).all()
     else:
         assert used.tolist() == [[0.0] * 3, [10.0] * 3]
-
-
-def test_on_the_command_line(make_federation: Callable[..., Federation], tmp_path: Path) -> None:
-    data = write_arrays(tmp_path / "data", make_federation((12, 9, 7)))
-    quick = ("--data", data, *QUICK, "--set", "rounds=2")
-    both = call("compare", "fedc2i:gamma=perplexity(2)", "fedc2i:gamma=scaled", *quick, "--out", str(tmp_path / "a"))
-    assert both.code == 0, both.err
-    assert "gamma=perplexity(2)" in both.out
-    assert "gamma=scaled(5)" in both.out
-
-    first, second = tmp_path / "first", tmp_path / "second"
-    assert call("run", "fedc2i", *quick, "--set", "gamma=ramp(10)", "--out", str(first)).code == 0
-    assert read_toml(first / "config.toml")["options"]["gamma"] == "ramp(10)"
-    with np.load(first / "influence.npz") as stored:
-        assert any("gamma" in name for name in stored.files)
-    assert call("run", "--config", str(first / "config.toml"), "--out", str(second)).code == 0
-    for name in ("config.toml", "metrics.jsonl"):
-        assert (first / name).read_bytes() == (second / name).read_bytes()
-
-    for wrong in ("fedc2i:gamma=ramp(1,2)", "fedc2i:gamma=perplexity(0)", "fedc2i:gamma_class=step(1)"):
-        refused = call("run", wrong, *quick)
-        assert refused.code == 2
-        assert refused.err.count("\n") == 1
-        assert "perplexity(number from 1 or share up to 100%, such as 40%)" in refused.err
 
 
 # Shares.
