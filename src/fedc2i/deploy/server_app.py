@@ -59,8 +59,7 @@ def main(grid: FlowerGrid, context: Context) -> None:
 def run_job(grid: Grid, job: Job, say: Say) -> Result:
     """Runs a job to its end, from its last checkpoint if there is one.
 
-    Raises:
-        UserError: if too few sites answer, or the folder is of another run.
+    Raises a `UserError` if too few sites answer, or the folder is of another run.
     """
     if job.is_finished:
         Checkpoints(job.out, 0).remove()  # a run that was killed while it ended may have left them

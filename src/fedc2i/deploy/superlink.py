@@ -8,12 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import ssl
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +24,8 @@ from fedc2i.deploy.run_description import own_files
 from fedc2i.flower.compat import ControlClient
 
 APP = Path(__file__).parent / "app"
-_POLL = 0.5  # seconds
+_POLL = 0.5  # seconds between looks at a run
+_PATIENCE = 60.0  # seconds until the SuperLink must answer
 
 
 class Node(NamedTuple):
@@ -75,31 +73,23 @@ class SuperLink(ChildProcess):
         words += ["--ssl-keyfile", str(own.folder / "server.key")]
         words += ["--database", str(own.folder / "state" / "superlink.db")]
         self.launch([sys.executable, "-P", "-m", "fedc2i.deploy.gateway", *words], patience=5.0)
-        self._wait_until_ready(60.0)
+        until = time.monotonic() + _PATIENCE
+        while True:
+            if not self.is_alive():
+                raise UserError(f"the SuperLink ended at its start: {self.tail()} (log: {self.log})")
+            try:
+                self.nodes()
+                return
+            except UserError as error:
+                if time.monotonic() > until:
+                    self.stop()
+                    raise UserError(f"{error} (log: {self.log})") from None
+            time.sleep(0.1)
 
     def stop(self) -> None:
         """Ends it with all that it started; sites keep trying until it is back."""
         self._control.close()  # it waits for open connections
         super().stop()
-
-    def _wait_until_ready(self, limit: float) -> None:
-        trust = ssl.create_default_context(cafile=str(self.own.authority))
-        url = f"https://{self.address}/health"
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trust)
-        )
-        until, reason = time.monotonic() + limit, "no answer"
-        while time.monotonic() < until:
-            if not self.is_alive():
-                raise UserError(f"the SuperLink ended at its start: {self.tail()} (log: {self.log})")
-            try:
-                with opener.open(url, timeout=2):
-                    return
-            except (OSError, urllib.error.URLError) as error:
-                reason = str(getattr(error, "reason", error))
-            time.sleep(0.1)
-        self.stop()
-        raise UserError(f"the SuperLink did not answer at {url}: {reason} (log: {self.log})")
 
     # Control: each call raises a `UserError` if the SuperLink refuses it or does not answer.
 
@@ -178,8 +168,7 @@ def _register(link: SuperLink, own: CoordinatorFolder) -> bool:
 def run_on(link: SuperLink, job: Job, say: Callable[[str], None]) -> None:
     """Runs a job to its end on a SuperLink that is ready; the lines of the run's log go to ``say``.
 
-    Raises:
-        UserError: if the run fails; the same job then resumes from its folder.
+    Raises a `UserError` if the run fails; the same job then resumes from its folder.
     """
     for left in link.runs().values():
         if not left.is_finished:
