@@ -52,24 +52,43 @@ def test_folders_that_are_to_be_kept_lie_elsewhere_and_stay(begun: Job, tmp_path
     assert read_site(kept.out / kept.local / "sites" / "a").folder == tmp_path / "kept" / "sites" / "a"
 
 
-def resumed(*words: str) -> str:
-    """What `fedc2i resume` refuses with."""
-    done = CliRunner().invoke(app, ["resume", *words])
+def refused(*words: str) -> str:
+    """The line with which a command refuses."""
+    done = CliRunner().invoke(app, list(words))
     assert isinstance(done.exception, UserError), done.output
     return str(done.exception)
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--set", "checkpoint_every=3"), "checkpoint_every=3 is for engine=inprocess"),
+        (("--set", "wire=float8"), "'wire' must be float32 | float16"),
+        (("--sites", "9"), "--sites must be 1..5"),
+        (("--sites", "2", "--min-sites", "3"), "--min-sites must be 1..2"),
+        (("--set", "partition=dirichlet:10:0.5"), "a site is one client of the data"),
+    ],
+    ids=str,
+)
+def test_settings_are_checked_before_any_folder_is_made(
+    words: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert line in refused("flower-local", "fedavg", *words)
+    assert not any(tmp_path.iterdir())
+
+
 def test_what_cannot_be_gone_on_with_says_what_to_do(begun: Job, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert resumed(str(out), "--device", "cpu") == (
+    assert refused("resume", str(out), "--device", "cpu") == (
         f"{out}: of `fedc2i flower-local`, which has neither --device nor --track"
     )
     (out / "federation").rename(tmp_path / "lost")
-    assert resumed(str(out)) == (
+    assert refused("resume", str(out)) == (
         f"{out}/federation: the sites' folders and models are missing; run again with another --out"
     )
     (out / "job.json").write_text(json.dumps({"local": "federation"}))
-    assert resumed(str(out)) == f"{out}/job.json: cannot be read ('out'); run again with another --out"
+    assert refused("resume", str(out)) == f"{out}/job.json: cannot be read ('out'); run again with another --out"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"local": ""}', "[" * 100_000, "\0"])

@@ -213,52 +213,47 @@ def test_only_files_of_the_app_are_executed(own: tuple[Path, Path], part: str, t
 
 # What a site cannot do.
 
-
-def changed(**more: Any) -> str:
-    return json.dumps({**json.loads(describe(plan(), 0)), **more})
-
-
-def test_only_the_last_digit_of_a_version_may_differ() -> None:
-    with pytest.raises(UserError, match=rf"^this site has fedc2i {__version__}, the coordinator 99\.1\.0$"):
-        understand(changed(version="99.1.0"))
-    major, minor, *_ = __version__.split(".")
-    assert understand(changed(version=f"{major}.{minor}.99"))[1] == ("no", "yes", "λ")
-
-
-@pytest.mark.parametrize("more", [{"classes": ["a", "b"]}, {"image": [3, 20, 20]}, {"fingerprint": "0" * 12}])
-def test_a_model_that_fits_other_data_is_refused(more: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"^its model 'lenet5' has another architecture than the coordinator's$"):
-        understand(changed(**more))
+WHOLE = json.loads(describe(plan(), 0))
+OTHER_MODEL = "its model 'lenet5' has another architecture than the coordinator's"
 
 
 def settings_with(**more: Any) -> dict[str, Any]:
-    return {"settings": {**json.loads(describe(plan(), 0))["settings"], **more}}
+    return {"settings": {**WHOLE["settings"], **more}}
 
 
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        (settings_with(method="nosuch"), "no method 'nosuch'|unknown method 'nosuch'"),
+        ({"version": "99.1.0"}, f"this site has fedc2i {__version__}, the coordinator 99.1.0"),
+        ({"classes": ["a", "b"]}, OTHER_MODEL),
+        ({"image": [3, 20, 20]}, OTHER_MODEL),
+        ({"fingerprint": "0" * 12}, OTHER_MODEL),
+        (settings_with(method="nosuch"), "'nosuch'"),
         (settings_with(model="nosuch"), "nosuch"),
         (settings_with(future=1), "unknown setting 'future'"),
         (settings_with(options={"future": 1}), "unknown setting 'future'"),
         (settings_with(lr="fast"), "'lr' must be number, got 'fast'"),
-        (settings_with(rounds=0), "rounds must be .* at least 1"),
+        (settings_with(rounds=0), "rounds must be"),
     ],
     ids=lambda own: str(own)[-30:],
 )
-def test_a_setting_that_this_version_does_not_know_is_named(more: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError, match=line) as refused:
-        understand(changed(**more))
+def test_what_does_not_fit_this_site_is_named(more: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as refused:
+        understand(json.dumps({**WHOLE, **more}))
+    assert line in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "null", "[]", "3", "{", '"text"', "{}", "[" * 10**5, '{"settings": 3}', "\x00", '{"settings": {}}']
-)
-def test_what_is_no_description_is_refused_in_a_line(text: str) -> None:
-    with pytest.raises(UserError, match=r"^the run's description is not valid \(\w+: .+\)$"):
-        understand(text)
+def test_only_the_last_digit_of_a_version_may_differ() -> None:
+    major, minor, *_ = __version__.split(".")
+    assert understand(json.dumps({**WHOLE, "version": f"{major}.{minor}.99"}))[1] == ("no", "yes", "λ")
+
+
+def test_what_is_no_description_is_refused_in_a_line() -> None:
+    texts = ["null", "[]", "3", "{", '"text"', "{}", "[" * 10**5, '{"settings": 3}', "\x00", '{"settings": {}}', ""]
+    for text in texts:
+        with pytest.raises(UserError, match=r"^the run's description is not valid \(\w+: .+\)$"):
+            understand(text)
 
 
 JUNK = st.recursive(
@@ -266,7 +261,6 @@ JUNK = st.recursive(
     lambda own: st.lists(own, max_size=2) | st.dictionaries(st.text(max_size=3), own, max_size=2),
     max_leaves=3,
 )
-WHOLE = json.loads(describe(plan(), 0))
 
 
 @settings(max_examples=60)

@@ -22,8 +22,8 @@ from fedc2i.flower.message_format import MOST_REASON, Answer, Introduction, Task
 TASK = Task("run-seed3", 4, 3, -1, True, False, True, False, '{"λ": 1}')
 WHO = Introduction("Süd 1", {"train": 5, "validation": 0, "test": 2}, ("no", "yes"), (3, 28, 30))
 ANSWER = Answer(
-    {"w": torch.tensor([1.5, -0.0]), "n": torch.tensor(3)},
-    {"influence_vector": torch.tensor([0.25, 0.75])},
+    {"w": torch.tensor([1 / 3, -0.0]), "n": torch.tensor(3)},
+    {"influence_vector": torch.tensor([1 / 3, 2 / 3])},
     {"received": {"accuracy": 50.0, "loss": 0.1}, "trained": {"validation_loss/top-5": float("inf")}},
 )
 
@@ -57,31 +57,25 @@ def test_a_task_arrives_with_what_all_and_one_receive(train: bool) -> None:
 
 @pytest.mark.parametrize("half", [False, True])
 def test_an_answer_arrives_and_says_how_much_travelled(half: bool) -> None:
+    """Its diagnostics are never rounded."""
     record = ANSWER.to_record(half)
     got = Answer.from_record(arrived(record))
-    assert torch.equal(got.upload["w"], ANSWER.upload["w"])
+    assert torch.equal(got.upload["w"], ANSWER.upload["w"].half().float() if half else ANSWER.upload["w"])
     assert got.upload["n"] == 3
     assert torch.equal(got.report["influence_vector"], ANSWER.report["influence_vector"])
     assert got.metrics == ANSWER.metrics
     assert got.bytes == sum(len(array.data) for part in ("upload", "report") for array in record[part].values())
 
 
-@pytest.mark.parametrize("name", ["", "Evil", "a b", "x" * 41, "a/b", "\ud800", "nul\0"])
-def test_diagnostics_of_odd_names_are_refused(name: str) -> None:
-    with pytest.raises(UserError):
-        Answer.from_record(Answer(report={name: torch.ones(2)}).to_record(half=False))
-
-
-def test_diagnostics_are_never_rounded() -> None:
-    third = torch.tensor([1 / 3])
-    got = Answer.from_record(Answer({"w": third}, {"vector": third}).to_record(half=True))
-    assert got.report["vector"] == third != got.upload["w"]
-
-
 def test_an_empty_answer_and_an_introduction_arrive() -> None:
     got = Answer.from_record(arrived(Answer().to_record(half=False)))
     assert (got.upload, got.report, got.metrics) == ({}, {}, {})
     assert Introduction.from_record(arrived(WHO.to_record())) == WHO
+
+
+@pytest.mark.parametrize("name", ["", "Evil", "a b", "x" * 41, "a/b", "\ud800", "nul\0"])
+def test_diagnostics_of_odd_names_are_refused(name: str) -> None:
+    assert refusal(Answer, Answer(report={name: torch.ones(2)}).to_record(half=False))
 
 
 # A site that failed.
@@ -135,14 +129,6 @@ def test_a_task_with_a_value_of_another_type_is_refused(name: str, value: Any) -
     assert (said == "") == (type(value) is right)
 
 
-@settings(max_examples=40)
-@given(st.dictionaries(st.sampled_from([*(part.name for part in fields(Task)), "x\n"]), VALUES, max_size=4))
-def test_a_task_that_lacks_something_is_refused(values: dict[str, Any]) -> None:
-    said = refusal(Task, RecordDict({"task": ConfigRecord(values), "shared": PACKED, "personal": PACKED}))
-    assert said.startswith("not a task of this version of fedc2i (")
-    assert said.isprintable()
-
-
 WHOLE = {Task: TASK.to_record(PACKED, PACKED), Answer: ANSWER.to_record(False), Introduction: WHO.to_record()}
 OTHERS = {"config": ConfigRecord({"a": 1}), "metrics": MetricRecord({"b": 2.0}), "arrays": PACKED, "missing": None}
 
@@ -194,14 +180,6 @@ def test_other_metrics_than_ours_are_refused(metrics: dict[str, Any]) -> None:
     assert said.startswith("its answer is not valid (")
     assert said.isprintable()
     assert len(said) < 300
-
-
-@settings(max_examples=60)
-@given(st.dictionaries(st.text(max_size=12), VALUES, max_size=3))
-def test_an_introduction_of_other_values_is_refused(values: dict[str, Any]) -> None:
-    said = refusal(Introduction, RecordDict({"introduction": ConfigRecord(values)}))
-    assert said.startswith("its introduction is not valid (")
-    assert said.isprintable()
 
 
 WRONG: dict[str, Any] = {
