@@ -44,13 +44,6 @@ TINY = replace(
     scale_marks=(1, 3),
     many_classes=(12,),
 )
-HEADLINE = (
-    "fedavg_vs_loop",
-    "fedavg_vs_loop_single_eval",
-    "fedc2i_vs_loop",
-    "influence_share",
-    "class_speedup_m50_c100",
-)
 LENET = build("lenet5", 10, (3, 28, 28))
 
 
@@ -137,23 +130,15 @@ def test_contenders_take_turns_and_warm_up_in_every_block() -> None:
 # Influence
 
 
-def test_naive_losses_are_ours_at_both_levels() -> None:
+def test_naive_losses_are_ours_at_both_levels_and_wrong_ones_are_noticed() -> None:
     case = influence_speed.Case.make(4, 5)
     client, classes = influence_speed.naive_losses(case, seconds=60)
     assert (len(client.which), len(classes.which)) == (4, 20)
     assert influence_speed.agreement(case, client, classes) < 1e-5
-    for sampled in (client, classes):  # they differ by far more than the tolerance, so agreement says something
-        assert float(sampled.values.max() / sampled.values.min()) > 1 + 50 * influence_speed.TOLERANCE
-
-
-@pytest.mark.parametrize("level", ["client", "class"])
-def test_wrong_losses_are_noticed(level: str) -> None:
-    case = influence_speed.Case.make(4, 5)
-    client, classes = influence_speed.naive_losses(case, seconds=60)
     wrong = [own._replace(which=own.which.roll(1)) for own in (client, classes)]
-    pair = (wrong[0], classes) if level == "client" else (client, wrong[1])
-    with pytest.raises(influence_speed.DisagreementError, match="differ"):
-        influence_speed.agreement(case, *pair)
+    for pair in ((wrong[0], classes), (client, wrong[1])):
+        with pytest.raises(influence_speed.DisagreementError, match="differ"):
+            influence_speed.agreement(case, *pair)
 
 
 def test_naive_passes_are_sampled_in_proportion() -> None:
@@ -174,12 +159,8 @@ def test_growth_is_the_exponent() -> None:
         for c in (10, 100)
     ]
     found = influence_speed.exponents(cells)
-    assert [(own["in"], own["at"]) for own in found] == [
-        ("clients", 10),
-        ("clients", 100),
-        ("classes", 5),
-        ("classes", 50),
-    ]
+    told = [f"{own['in']} at {own['at']}" for own in found]
+    assert told == ["clients at 10", "clients at 100", "classes at 5", "classes at 50"]
     assert [own["exponents"]["exact_class"] for own in found] == pytest.approx([1, 1, 0.5, 0.5])
 
 
@@ -263,8 +244,7 @@ def run(effort: Effort, out: Path, *parts: str) -> dict[str, float]:
 @pytest.mark.slow
 def test_quick_run_writes_the_headline(tmp_path: Path) -> None:
     written = run(TINY, tmp_path / "latest.json", "rounds", "influence", "limit")
-    for key in HEADLINE:
-        assert isinstance(written[key], float), key
+    assert isinstance(written["influence_share"], float)
     seconds = {name: own["median"] for name, own in written["rounds"]["2"]["seconds"].items()}
     assert written["fedavg_vs_loop"] == pytest.approx(seconds["fedavg"] / seconds["loop"])
     assert written["fedc2i_vs_loop"] == pytest.approx(seconds["fedc2i"] / seconds["loop"])

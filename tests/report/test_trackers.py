@@ -45,6 +45,7 @@ class Recorder:
         self.name, self.settings = name, dict(settings)
 
     def scalars(self, round: int, values: Mapping[str, float]) -> None:
+        assert round not in self.values  # every round once
         self.values[round] = dict(values)
 
     def image(self, round: int, name: str, picture: Any) -> None:
@@ -54,21 +55,17 @@ class Recorder:
         self.ended.append((dict(scores), failed))
 
 
-class Broken(Recorder):
-    """Its server is gone from the second round on."""
+class Ends:
+    """An observer that interrupts a run."""
 
-    def scalars(self, round: int, values: Mapping[str, float]) -> None:
-        if round > 1:
-            raise ConnectionError("no route to host")
-        super().scalars(round, values)
+    def __init__(self, round: int, seed: int) -> None:
+        self._last = (round, seed)
 
+    begin = client = lambda *_: None
 
-class Strict(Recorder):
-    """It takes every round once."""
-
-    def scalars(self, round: int, values: Mapping[str, float]) -> None:
-        assert round not in self.values
-        super().scalars(round, values)
+    def round(self, report: Any) -> None:
+        if (report.round, report.seed) == self._last:
+            raise KeyboardInterrupt
 
 
 def recorded(kind: type[Recorder] = Recorder) -> tuple[Tracking, list[Recorder]]:
@@ -117,19 +114,20 @@ def test_runs_in_a_row_end_one_another(federation: Federation, model: Model) -> 
 
 def test_what_is_cut_off_is_marked(federation: Federation, model: Model) -> None:
     tracking, made = recorded()
-
-    class Ends:
-        begin = client = lambda *_: None
-
-        def round(self, report: Any) -> None:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt), tracking:
-        run(federation, model, Observers(tracking, Ends()))  # type: ignore[arg-type]
+        run(federation, model, Observers(tracking, Ends(1, 0), None))  # type: ignore[arg-type]
     assert [failed for one in made for _, failed in one.ended] == [True, True]
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(federation: Federation, model: Model) -> None:
+    class Broken(Recorder):
+        """Its server is gone from the second round on."""
+
+        def scalars(self, round: int, values: Mapping[str, float]) -> None:
+            if round > 1:
+                raise ConnectionError("no route to host")
+            super().scalars(round, values)
+
     tracking, made = recorded(Broken)
     with pytest.warns(UserWarning, match="no route to host") as said, tracking:
         result = run(federation, model, tracking, rounds=4)
@@ -184,22 +182,14 @@ def test_a_place_that_is_none_is_one_line(
 
 
 def test_a_run_that_is_gone_on_with_is_told_from_its_first_round(
-    tmp_path: Path, make_federation: Callable[..., Federation], federation: Federation, model: Model
+    tmp_path: Path, federation: Federation, model: Model
 ) -> None:
     """By `resume`, as another run of the tracker, with every number of an uninterrupted one, each once."""
-
-    class Ends:
-        begin = client = lambda *_: None
-
-        def round(self, report: Any) -> None:
-            if (report.round, report.seed) == (2, 5):
-                raise KeyboardInterrupt
-
     settings = {**SETTINGS, "rounds": 3}
     (plan,) = prepare(["fedc2i"], settings, federation, model)
     with pytest.raises(KeyboardInterrupt):
-        execute(plan, tmp_path / "run", Ends())  # type: ignore[arg-type]
-    tracking, made = recorded(Strict)
+        execute(plan, tmp_path / "run", Ends(2, 5))  # type: ignore[arg-type]
+    tracking, made = recorded()
     with tracking:
         result = fedc2i.resume(tmp_path / "run", federation, model, observer=tracking)
     whole, expected = recorded()

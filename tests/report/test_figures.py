@@ -1,0 +1,129 @@
+"""Figures: what they show, and that awkward federations can be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedc2i.analysis import weights
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.report import figures
+from fedc2i.runs.results import Result
+from support.helpers import blank_federation, is_drawn, made_up
+
+AB = blank_federation(("a", "b"))
+
+
+def measured(clients: int, classes: int, rounds: int = 3, seeds: int = 1, holes: bool = False) -> Result:
+    """A result with random influence; with holes, some of it was not measured."""
+    rng = np.random.default_rng(0)
+    federation = blank_federation([f"client {k}" for k in range(clients)], classes)
+    found: dict[str, dict[int, Any]] = {"influence_vector": {}, "influence_matrix": {}}
+    for seed in range(seeds):
+        for name, shape in (("influence_vector", ()), ("influence_matrix", (classes,))):
+            values = rng.random((rounds, clients, clients, *shape))
+            values /= values.sum(2, keepdims=True)
+            if holes:
+                values[0] = np.nan
+                values[:, :, -1] = np.nan
+            found[name][seed] = values
+    accuracy = {seed: rng.uniform(0, 100, (rounds, clients)) for seed in range(seeds)}
+    return made_up(federation, accuracy, influence=found)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        measured(1, 2),
+        measured(2, 10, rounds=1),
+        measured(60, 3),
+        measured(3, 100),
+        measured(3, 4, holes=True, seeds=2),
+        measured(2, 1),
+    ],
+    ids=["1 client", "2 clients", "60 clients", "100 classes", "partial participation", "1 class"],
+)
+def test_every_figure_of_a_run(result: Result, tmp_path: Path) -> None:
+    figures.draw_run(result, tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"accuracy.png", "samples.png", "influence.png", "influence_classes.png"}
+    assert all(is_drawn(tmp_path / name) for name in names)
+
+
+def test_figure_of_a_comparison(tmp_path: Path) -> None:
+    figures.draw_comparison([made_up(AB, {0: [[50, 80]]}, method=method) for method in (FedAvg(), FedC2I())], tmp_path)
+    assert is_drawn(tmp_path / "comparison.png")
+
+
+def test_names_that_look_like_formulas(tmp_path: Path) -> None:
+    federation = blank_federation(("$\\frac$", "100$ to 200$"), name="folder:$HOME/$x_")
+    vectors = {"influence_vector": {0: [[[0.9, 0.1], [0.5, 0.5]]]}}
+    result = made_up(federation, {0: [[1, 2]]}, influence=vectors)
+    figures.draw_run(result, tmp_path)
+    figures.draw_comparison([result], tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("lengths", [(3, 1), (1, 3)])
+def test_seeds_of_unequal_length_are_drawn(lengths: tuple[int, int], tmp_path: Path) -> None:
+    vectors = {seed: np.full((length, 2, 2), 0.5) for seed, length in enumerate(lengths)}
+    accuracy = {seed: [[1, 2]] * length for seed, length in enumerate(lengths)}
+    result = made_up(AB, accuracy, influence={"influence_vector": vectors})
+    assert weights.by_round(result, "influence_vector").tolist() == [[[0.5, 0.5], [0.5, 0.5]]] * 3
+
+
+def test_seed_that_measured_nothing_does_not_spoil_the_figure() -> None:
+    vectors = {seed: np.full((2, 2, 2), 0.5) for seed in (0, 1)}
+    result = made_up(AB, {0: [[1, 2]] * 2, 1: [[1, 2]] * 2}, influence={"influence_vector": vectors})
+    for report in result.rounds[:2]:
+        report.influence.clear()  # type: ignore[attr-defined]
+    assert weights.by_round(result, "influence_vector").shape == (2, 2, 2)
+
+
+def test_clients_that_took_part_in_some_seeds_are_drawn_by_these() -> None:
+    nan = np.nan
+    vectors = {0: [[[0.9, 0.1], [nan, nan]]], 1: [[[0.7, 0.3], [0.4, 0.6]]]}
+    result = made_up(AB, {0: [[1, 2]], 1: [[1, 2]]}, influence={"influence_vector": vectors})
+    assert np.allclose(weights.by_round(result, "influence_vector"), [[[0.8, 0.2], [0.4, 0.6]]])
+
+
+def maps_of(result: Result) -> list[Any]:
+    """The panels of the figure of influence vectors."""
+    return [axis for axis in figures.influence_vectors(result, result.influence()).axes if axis.get_title()]
+
+
+def titles(maps: Sequence[Any]) -> list[str]:
+    return [axis.get_title() for axis in maps]
+
+
+def test_heat_maps_carry_names_and_values() -> None:
+    result = measured(3, 4, rounds=20)
+    maps = maps_of(result)
+    assert titles(maps) == ["round 1", "round 2", "round 10", "round 20"]
+    assert [label.get_text() for label in maps[0].get_xticklabels()] == list(result.federation.names)
+    assert [label.get_text() for label in maps[0].get_yticklabels()] == list(result.federation.names)
+    written = [text.get_text() for text in maps[-1].texts]
+    assert written == [f"{value:.2f}" for value in result.influence()[-1].flatten()]
+
+
+def test_equal_share_is_in_the_middle_of_the_colours() -> None:
+    shades = figures.around_equal_share(np.array([[0.7, 0.3], [0.5, np.nan]]), 2)
+    assert shades(0.5) == 0.5
+    assert (shades.vmin, shades.vmax) == (pytest.approx(0.3), pytest.approx(0.7))
+
+
+@pytest.mark.parametrize(("rounds", "chosen"), [(1, [1]), (2, [1, 2]), (3, [1, 3]), (200, [1, 20, 100, 200])])
+def test_rounds_that_are_drawn_by_default(rounds: int, chosen: list[int]) -> None:
+    assert titles(maps_of(measured(2, 2, rounds=rounds))) == [f"round {number}" for number in chosen]
+
+
+def test_rounds_of_the_preset_are_drawn_if_they_were_run() -> None:
+    result = measured(2, 2, rounds=5)
+    federation = blank_federation(result.federation.names, preset={"figure_rounds": [1, 4, 50]})
+    result.federation = federation
+    assert titles(maps_of(result)) == ["round 1", "round 4"]
