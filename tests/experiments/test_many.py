@@ -23,7 +23,6 @@ from experiments.many_verdict import (
     verdict,
 )
 from studies import ask, namespace, read_csv
-from test_paper import runs_below, small_benchmarks
 
 from experiments import many
 from experiments import many_tables as tables
@@ -35,6 +34,7 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_many import FedC2IMany
 from fedc2i.methods.math.influence import Gamma
 from fedc2i.report.table import WHEN
+from support.benchmarks import runs_below, small_benchmarks
 from support.helpers import DIGIT5, Answer, blank_federation, files_below, made_up
 
 NAN = np.nan

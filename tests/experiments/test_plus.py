@@ -13,7 +13,6 @@ from experiments.grid import Grid
 from experiments.plus import GRID, PARTS, UNTUNED, Study, choose
 from experiments.plus_verdict import BENCHMARKS, CONTROLS, OURS, PLAIN, PRESET, compare, verdict
 from studies import ask, metric, namespace, read_csv
-from test_paper import runs_below, small_benchmarks
 
 from experiments import plus, plus_tables
 from fedc2i.analysis.significance import Paired
@@ -24,6 +23,7 @@ from fedc2i.engine.records import POINTS
 from fedc2i.methods import registry
 from fedc2i.report.table import WHEN
 from fedc2i.runs.results import Result
+from support.benchmarks import runs_below, small_benchmarks
 from support.helpers import DIGIT5, Answer, blank_federation, files_below, made_up
 
 OFFICE = blank_federation(["A", "C"], name="office10")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedc2i.data import digit5, office10
-from fedc2i.data.catalog import DOMAINS
+from fedc2i.data import digit5
 from fedc2i.report import reproduction as recipes
 from fedc2i.report.progress import ProgressView
 from fedc2i.report.reproduction import (
@@ -24,6 +22,7 @@ from fedc2i.report.reproduction import (
 )
 from fedc2i.runs.cache import RunCache
 from fedc2i.runs.results import Result
+from support.benchmarks import runs_below, small_benchmarks
 from support.helpers import Answer, call, files_below, is_drawn
 
 SHORT: Mapping[str, tuple[str, ...]] = {
@@ -43,37 +42,6 @@ EVERYTHING = {
     *(f"{name}.{ending}" for name in TABLES for ending in ("md", "csv", "tex")),
     *(f"{name}.{ending}" for name in FIGURES for ending in ("png", "svg")),
 }
-
-
-def write_benchmarks(folder: Path) -> None:
-    """Random images in the layout of both benchmarks; of Office-10 the first two clients have validation data."""
-    rng = np.random.default_rng(0)
-    for domain in DOMAINS:
-        side = 28 if domain.source == "digit5" else 64
-        train = 30 if domain.key in ("dslr", "webcam") else 40
-        (folder / domain.source).mkdir(parents=True, exist_ok=True)
-        arrays = {}
-        for part, count in (("train", train), ("test", 20)):
-            arrays[f"x_{part}"] = rng.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
-            arrays[f"y_{part}"] = np.arange(count) % 10
-        np.savez(folder / domain.source / f"{domain.key}.npz", **arrays)
-
-
-@contextlib.contextmanager
-def small_benchmarks(folder: Path) -> Iterator[pytest.MonkeyPatch]:
-    """Both benchmarks, small, for a while: 30 training images a client, 16x16 pixels, and the smaller model."""
-    write_benchmarks(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDC2I_CACHE", str(folder / "cache"))
-        patch.delenv("FEDC2I_DATA", raising=False)
-        patch.setattr(digit5, "IMAGE_SIZE", 16)
-        patch.setattr(office10, "IMAGE_SIZE", 16)
-        patch.setattr(digit5, "TRAIN", 30)
-        patch.setattr(digit5, "VALIDATION", 10)
-        patch.setattr(digit5, "PRESET", {**digit5.PRESET, "model": "lenet5"})
-        patch.setattr(office10, "TRAIN_PER_CLASS", 3)
-        patch.setattr(office10, "VALIDATION_PER_CLASS", 1)
-        yield patch
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +80,6 @@ def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch)
         return out, paper(data, out, "all", "--json", seeds="0,1")
-
-
-def runs_below(out: Path) -> list[str]:
-    """Complete runs without their keys, in order."""
-    return sorted(path.parent.name.rpartition("-")[0] for path in out.glob("runs/*/summary.json"))
 
 
 class Recorder:
