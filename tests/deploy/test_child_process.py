@@ -1,4 +1,4 @@
-"""Programs under their guard: they end with us, and supervision restarts them."""
+"""Programs as processes of ours: they end with us, and a SuperNode is restarted whenever it ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Shell(ChildProcess):
         return None
 
 
-# The guard
+# The end of a tree of processes
 
 
 def test_stop_ends_what_the_program_started_even_in_sessions_of_its_own(tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ def test_environment_drops_settings_of_other_flower_installations(
     assert found["NO_PROXY"].endswith(",10.1.2.3")
 
 
-# Supervision
+# A SuperNode that is kept running
 
 
-def test_supervise_starts_again_until_it_is_stopped(tmp_path: Path) -> None:
+def test_a_node_is_restarted_until_it_is_stopped(tmp_path: Path) -> None:
     shell, stop, said = Shell(tmp_path, "echo broken; exit 4"), threading.Event(), list[str]()
 
     def listen(line: str) -> None:
@@ -129,7 +129,7 @@ def test_supervise_starts_again_until_it_is_stopped(tmp_path: Path) -> None:
     assert said[-1] == "shell: stopped"
 
 
-def test_supervise_ends_on_sigterm(tmp_path: Path) -> None:
+def test_a_node_ends_on_sigterm(tmp_path: Path) -> None:
     shell, said = Shell(tmp_path, "sleep 60"), list[str]()
     before = signal.getsignal(signal.SIGTERM)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()

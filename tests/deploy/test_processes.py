@@ -131,7 +131,7 @@ def test_a_superlink_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_node_ends_when_it_cannot_work(place: Path, link: SuperLink) -> None:
-    """Without its executor, or once its key is unregistered; supervision decides what follows."""
+    """Without its executor, or once its key is unregistered; `keep_running` decides what follows."""
     with _node(place, link, "south") as node:
         _online(link, "south")
         _, executor = below(pid(node))

@@ -19,8 +19,6 @@ from typing import Any
 from fedc2i.flower import compat
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 End = tuple[Address, int]  # with its port
 
@@ -66,10 +64,10 @@ def _is_ours(scope: Scope) -> bool:
 class Gate:
     """ASGI middleware that allows other machines and accounts only the sites' interface."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: Callable[[Scope, Any, Any], Awaitable[None]]) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Passes the request on, or answers 403."""
         path = scope.get("path", "")
         is_open = path.startswith("/v1/fleet/") or path == "/health"

@@ -48,10 +48,7 @@ class Coordinator:
         """Starts before the first round.
 
         Args:
-            connections: to the sites.
             federation: the sites of this run in table order; those still unknown report no samples.
-            assignment: what they do.
-            policy: how long to wait for whom.
             run: names the run at the sites.
             setup: how a site on another machine learns the assignment.
             say: takes one line for a person.
