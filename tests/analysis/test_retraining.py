@@ -113,8 +113,7 @@ def test_clients_that_help_everybody_are_one_witness_not_many() -> None:
 
 
 def test_overall_where_something_was_not_measured() -> None:
-    generator = np.random.default_rng(1)
-    influence = generator.random((6, 6))
+    influence = np.random.default_rng(1).random((6, 6))
     effect = influence.copy()
     influence[2] = np.nan
     effect[:, 4] = np.nan
@@ -171,29 +170,11 @@ def test_refusals(make_federation: Callable[..., Federation], model: Model) -> N
         check(plan("fedc2i", (8, 8, 8, 8)), 0, (0,))
 
 
-def test_a_method_without_influence_is_refused_before_anything_is_trained(
-    tmp_path: Path, make_federation: Callable[..., Federation]
-) -> None:
-    data = write_arrays(tmp_path / "data", make_federation((8, 8, 8, 8)))
-    for plan in prepare(["local", "fedavg"], {**SETTINGS, "rounds": 1, "model": "lenet5"}, data):
-        execute(plan, tmp_path / plan.key)
-        answer = call("influence", "check", str(tmp_path / plan.key))
-        assert answer.code == 2
-        assert "measures no influence vector" in answer.err
-        assert "training with" not in answer.err
-
-
-@pytest.mark.parametrize(("p", "said"), [(0.0001, "p < 0.001"), (0.00099, "p < 0.001"), (0.001, "p = 0.001")])
-def test_a_small_p_is_not_nothing(p: float, said: str) -> None:
-    assert f"({said})" in verdict(Agreement(0.9, p, 5))
-    assert f"({said})" in verdict(Agreement(-0.9, p, 5))
-
-
-def test_the_table_has_no_p_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    count = 7
-    generator = np.random.default_rng(0)
-    influence = generator.random((count, count))
-    effects = np.where(np.eye(count) > 0, np.nan, influence)
+def test_a_small_p_is_not_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for p, said in ((0.0001, "p < 0.001"), (0.00099, "p < 0.001"), (0.001, "p = 0.001")):
+        assert all(f"({said})" in verdict(Agreement(rho, p, 5)) for rho in (0.9, -0.9))
+    influence = np.random.default_rng(0).random((7, 7))
+    effects = np.where(np.eye(7) > 0, np.nan, influence)
     found = Check(tuple("abcdefg"), (0,), 1, influence, influence, {"received": effects, "trained": effects}, "test")
     print_check(Console(file=sys.stdout, width=120), found, 1)
     out = capsys.readouterr().out
@@ -203,12 +184,23 @@ def test_the_table_has_no_p_of_nothing(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_command(tmp_path: Path, make_federation: Callable[..., Federation]) -> None:
     data = write_arrays(tmp_path / "data", make_federation((12, 10, 8, 8)))
-    (plan,) = prepare(["fedc2i"], {**SETTINGS, "model": "lenet5"}, data)
+    plan, without = prepare(["fedc2i", "fedavg"], {**SETTINGS, "model": "lenet5"}, data)
     execute(plan, tmp_path / "run")
+    execute(without, tmp_path / "fedavg")
+    refused = call("influence", "check", str(tmp_path / "fedavg"))
+    assert "measures no influence vector" in refused.err
+    assert "training with" not in refused.err
     answer = call("influence", "check", str(tmp_path / "run"), "--rounds", "1")
     assert answer.code == 0, answer.err
     assert "training without c (3 of 4)" in answer.err
-    for text in ("1 rounds, seed 0", "test data", "smallest possible is 0.33", "The run itself had 2 rounds"):
+    for text in (
+        "1 rounds, seed 0",
+        "test data",
+        "smallest possible is 0.33",
+        "ρ before",
+        "ρ after",
+        "The run itself had 2 rounds",
+    ):
         assert text in answer.out, answer.out
     written = json.loads((tmp_path / "run" / "influence-check.json").read_text(encoding="utf-8"))
     assert (written["split"], written["rounds"], written["seeds"]) == ("test", 1, [0])

@@ -46,12 +46,17 @@ def usps(tmp_path: Path, count: int = 1200) -> Path:
     return tmp_path / "data" / "usps.bz2"
 
 
-def test_ls_of_an_empty_folder() -> None:
+def test_ls_of_folders_without_data(tmp_path: Path) -> None:
     result = run("ls")
     assert result.exit_code == 0
     assert result.stdout.count("missing") == 9
     assert "The Street View House Numbers (SVHN) Dataset" in result.stdout
     assert "train_32x32.mat, test_32x32.mat" in result.stdout
+    other = tmp_path / "[red]x"  # printed as it is
+    other.mkdir()
+    assert "[red]x" in run("ls", "--data-dir", str(other)).stdout
+    assert run_json("ls", "--data-dir", str(other))["data_dir"] == str(other)
+    assert "absent: no such folder" in problem("ls", "--data-dir", str(tmp_path / "absent"))
 
 
 def test_ls_tells_states_apart(tmp_path: Path) -> None:
@@ -67,18 +72,6 @@ def test_ls_tells_states_apart(tmp_path: Path) -> None:
     assert (entry["state"], entry["paths"]) == ("cached", [str(converted_files.file_of("digit5", "usps"))])
 
 
-def test_data_dir_option_wins_and_must_exist(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    assert run_json("ls", "--data-dir", str(tmp_path / "other"))["data_dir"] == str(tmp_path / "other")
-    assert "absent: no such folder" in problem("ls", "--data-dir", str(tmp_path / "absent"))
-
-
-def test_names_with_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
-    folder = tmp_path / "[red]x"
-    folder.mkdir()
-    assert "[red]x" in run("ls", "--data-dir", str(folder)).stdout
-
-
 def test_prepare_then_check(tmp_path: Path) -> None:
     usps(tmp_path)
     result = run("prepare", "digit5")
@@ -88,40 +81,26 @@ def test_prepare_then_check(tmp_path: Path) -> None:
     report = next(entry for entry in run_json("check")["domains"] if entry["domain"] == "usps")
     assert (report["verified"], report["shape"], sum(report["train"]), report["problem"]) == (True, [28, 28], 1040, "")
     assert "ok, verified" in run("check", "usps").stdout
-
-
-def test_prepare_replaces_what_is_cached(tmp_path: Path) -> None:
-    usps(tmp_path)
-    run("prepare", "usps")
     before = converted_files.manifest(converted_files.file_of("digit5", "usps"))
     usps(tmp_path, 1500)
-    run("prepare", "usps")
+    run("prepare", "usps")  # replaces what is cached
     after = converted_files.manifest(converted_files.file_of("digit5", "usps"))
     assert before is not None
     assert after is not None
     assert before.sources != after.sources
 
 
-def test_prepare_without_files(tmp_path: Path) -> None:
-    write_npz(tmp_path / "data" / "usps.npz", digits(900, 28), digits(100, 28))
-    assert "usps: no published files of USPS in" in problem("prepare", "usps")
+def test_what_is_missing_or_damaged(tmp_path: Path) -> None:
+    assert "no data for USPS" in problem("check", "usps")
+    assert "`fedc2i data ls`" in problem("check")
     assert "no benchmark data 'cifar', allowed are digit5, office10, mnist" in problem("prepare", "cifar")
-
-
-def test_prepare_with_a_damaged_file_leaves_no_cache(tmp_path: Path) -> None:
     path = usps(tmp_path)
     path.write_bytes(path.read_bytes()[:5000])
     assert "usps.bz2: cannot be read" in problem("prepare", "usps")
     assert not converted_files.root().exists()
-
-
-def test_check_without_data() -> None:
-    assert "no data for USPS" in problem("check", "usps")
-    assert "`fedc2i data ls`" in problem("check")
-
-
-def test_check_of_sound_npz(tmp_path: Path) -> None:
+    path.unlink()
     write_npz(tmp_path / "data" / "usps.npz", digits(900, 28), digits(100, 28))
+    assert "usps: no published files of USPS in" in problem("prepare", "usps")
     result = run("check")
     assert result.exit_code == 0
     assert "90-90" in result.stdout

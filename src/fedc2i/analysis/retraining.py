@@ -79,10 +79,7 @@ class Check:
         """Every number, and the correlations at both points, by mean and by last λ."""
         kinds = [(point, which) for point in self.effects for which in ("mean", "last")]
         return {
-            "clients": list(self.clients),
-            "seeds": list(self.seeds),
-            "rounds": self.rounds,
-            "split": self.split,
+            **{name: getattr(self, name) for name in ("clients", "seeds", "rounds", "split")},
             "influence": {"mean": self.mean.tolist(), "last": self.last.tolist()},
             "effects": {point: effect.tolist() for point, effect in self.effects.items()},
             "agreement": [
@@ -123,12 +120,8 @@ def agree_overall(influence: Array, effect: Array, seed: int = 0) -> Agreement:
 
     Rows are no independent witnesses: a client that helps everybody stands high in all of them. So the names of one
     table are exchanged as a whole, rows and columns alike (Mantel's test, also called QAP): then it is another client
-    that stands high, but again in all rows. All M! ways are tried, or some that are drawn.
-
-    Args:
-        influence: ``(M, M)``; the diagonal does not count.
-        effect: likewise.
-        seed: of what is drawn.
+    that stands high, but again in all rows. All M! ways are tried, or some that are drawn. Both tables are ``(M, M)``;
+    their diagonals do not count.
     """
     count = len(influence)
     rows = [_rho(*_ranks(*(np.delete(table[m], m) for table in (influence, effect)))) for m in range(count)]
@@ -175,13 +168,7 @@ def _rho(first: Array, second: Array) -> float:
 
 
 def check(plan: Plan, rounds: int, seeds: tuple[int, ...], say: Callable[[str], None] = lambda line: None) -> Check:
-    """Trains with all clients and once without each.
-
-    Args:
-        plan: of the run.
-        rounds: of every training.
-        seeds: of every training; numbers are means over them.
-        say: receives lines about what is being trained.
+    """Trains with all clients and once without each, over these rounds and seeds; ``say`` is told which.
 
     Raises:
         UserError: for a run without whose clients one cannot simply train, or whose method measures no influence.

@@ -16,13 +16,9 @@ DIGITS = 6  # of an accuracy in percent; closer ones are equal
 
 
 def bootstrap_interval(differences: Array) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean paired difference, over seeds.
+    """Both ends of the 95 % percentile interval of the mean paired difference, from ``(S,)``, one a seed.
 
-    Args:
-        differences: ``(S,)`` one difference a seed.
-
-    Returns:
-        Both ends. Up to six seeds every resample is enumerated; beyond, 10,000 are drawn with a fixed seed.
+    Up to six seeds every resample is enumerated; beyond, 10,000 are drawn with a fixed seed.
     """
     count = len(differences)
     if count <= 6:

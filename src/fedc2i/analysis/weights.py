@@ -25,11 +25,8 @@ def mean_weights(stack: Sequence[Array] | Array, helpers: int) -> Array:
     """Mean of λ or Λ over the first axis, so that rows still sum to one; nan where nothing was measured.
 
     With partial participation a client receives other models in each seed. Where it measured anything, a model that it
-    did not receive has weight 0; where it measured nothing, that seed is ignored.
-
-    Args:
-        stack: ``(S, ..., M, M)`` of λ, ``(S, ..., M, M, C)`` of Λ.
-        helpers: the axis of the clients that help.
+    did not receive has weight 0; where it measured nothing, that seed is ignored. ``stack`` is ``(S, ..., M, M)`` of λ,
+    ``(S, ..., M, M, C)`` of Λ; ``helpers`` is the axis of the clients that help.
     """
     values = np.asarray(stack, dtype=np.float64)
     finite = np.isfinite(values)

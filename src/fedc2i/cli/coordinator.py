@@ -57,9 +57,8 @@ def admit(
 ) -> None:
     """Let a site take part, after showing whose key it is."""
     from fedc2i.deploy import coordinator_folder, keys
-    from fedc2i.deploy.coordinator_folder import read_coordinator
 
-    own = read_coordinator(folder, ready=False)
+    own = coordinator_folder.read_coordinator(folder, ready=False)
     asked = keys.read_request(request)
     typer.echo(f"{asked.name}: {keys.fingerprint(asked.public)}")
     changed = coordinator_folder.admit(own, asked, replace_key=replace, fingerprint=fingerprint)
@@ -69,16 +68,16 @@ def admit(
 @app.command()
 def sites(folder: Folder) -> None:
     """List the admitted sites and their keys."""
-    from fedc2i.deploy import coordinator_folder, keys
-    from fedc2i.deploy.coordinator_folder import read_coordinator
+    from fedc2i.deploy.coordinator_folder import admitted, read_coordinator
+    from fedc2i.deploy.keys import fingerprint
 
-    found = coordinator_folder.admitted(read_coordinator(folder, ready=False))
+    found = admitted(read_coordinator(folder, ready=False))
     if not found:
         typer.echo("No site is admitted yet.")
         return
     table = Table("site", "key", box=None)
     for name, public in found.items():
-        table.add_row(name, keys.fingerprint(public))
+        table.add_row(name, fingerprint(public))
     Console(soft_wrap=True).print(table)
 
 
@@ -86,9 +85,8 @@ def sites(folder: Folder) -> None:
 def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The site's name.", show_default=False)]) -> None:
     """Let a site take part no longer."""
     from fedc2i.deploy import coordinator_folder
-    from fedc2i.deploy.coordinator_folder import read_coordinator
 
-    coordinator_folder.remove(read_coordinator(folder, ready=False), name)
+    coordinator_folder.remove(coordinator_folder.read_coordinator(folder, ready=False), name)
     typer.echo(f"{name} is removed, from the coordinator's next start on.")
 
 

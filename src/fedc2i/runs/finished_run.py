@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,14 +32,8 @@ from fedc2i.runs.settings import RunSettings, make, read_toml
 MOST_BYTES = 2**28  # of summary.json and of a line of metrics.jsonl; ten thousand clients need some ten million
 MOST_ROUNDS = 10**7
 _DAMAGED = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError),
     ArithmeticError,  # of JSON's Infinity
-    RecursionError,
-    MemoryError,
 )
 
 
@@ -104,25 +98,19 @@ def read_rounds(folder: Path, clients: tuple[str, ...], seed: int, complete: boo
             raise ValueError("metrics.jsonl lacks clients of the last round")
         if any(len(array) < (1 if array[:1].nbytes > LARGE else last) for array in influence.values()):
             raise ValueError("influence.npz lacks rounds")
-        return [
-            Round(
-                seed,
-                number,
-                float(summary["seconds_per_round"]),
-                refused[number].participants if number in refused else (),
-                metrics.get(number, {}),
-                {
-                    name: array[number - 1 - max(0, last - len(array))]
-                    for name, array in influence.items()
-                    if number > last - len(array)
-                },
-                refused[number].clients if number in refused else (),
-                int(summary["bytes_up_per_client_round"]),
-                int(summary["bytes_down_per_client_round"]),
-                refused[number].why if number in refused else {},
-            )
-            for number in range(1, last + 1)
-        ]
+        means = {
+            "seconds": float(summary["seconds_per_round"]),
+            "bytes_up": int(summary["bytes_up_per_client_round"]),
+            "bytes_down": int(summary["bytes_down_per_client_round"]),
+        }
+        rounds = []
+        for number in range(1, last + 1):
+            # Of a diagnostic too large to keep of every round, only the last rounds are there.
+            later = {name: number - 1 - max(0, last - len(array)) for name, array in influence.items()}
+            measured = {name: influence[name][k] for name, k in later.items() if k >= 0}
+            own = {"participants": (), "refused": (), **refused.get(number, {}), **means}
+            rounds.append(Round(seed, number, metrics=metrics.get(number, {}), influence=measured, **own))
+        return rounds
     except (*_DAMAGED, UserError) as error:
         raise UserError(f"{folder}: not a complete run ({flaw(error)}); remove it and run again") from None
 
@@ -178,12 +166,8 @@ def reopen(
 ) -> Plan:
     """The plan of a finished run, on the data it was run on.
 
-    Args:
-        folder: the run's.
-        data: the `Federation`, if the run was started with one.
-        model: the `Model`, if the run was started with one.
-        method: the `Method`, if the run was started with your own.
-        data_dir: where the data lies now, if it was moved.
+    Data, model and method are those that the run was started with, if they were objects of Python; ``data_dir`` is
+    where the data lies now, if it was moved.
 
     Raises:
         UserError: if it is not the folder of a finished run, or the data is not what it was.
@@ -229,16 +213,11 @@ def _read_metrics(path: Path, names: tuple[str, ...], seed: int) -> dict[int, di
     return rounds
 
 
-class _Refused(NamedTuple):
-    """Whose uploads were rejected in a round, who took part if nobody else did, and what was wrong."""
+def _read_refused(entries: Any, names: tuple[str, ...], seed: int) -> dict[int, dict[str, Any]]:
+    """By round: whose uploads were rejected, what was wrong, and who took part if nobody else did.
 
-    clients: tuple[str, ...]
-    participants: tuple[str, ...]
-    why: dict[str, str]
-
-
-def _read_refused(entries: Any, names: tuple[str, ...], seed: int) -> dict[int, _Refused]:
-    """By round; an earlier version wrote neither how many took part nor reasons."""
+    An earlier version wrote neither how many took part nor reasons.
+    """
     found = {}
     for entry in entries:
         clients = _texts(entry["clients"])
@@ -246,7 +225,8 @@ def _read_refused(entries: Any, names: tuple[str, ...], seed: int) -> dict[int, 
         if not {*clients, *why} <= set(names):
             raise ValueError("uploads of clients that are not there")
         if entry["seed"] == seed:
-            found[int(entry["round"])] = _Refused(clients, clients if entry.get("of") == len(clients) else (), why)
+            all_of_them = clients if entry.get("of") == len(clients) else ()
+            found[int(entry["round"])] = {"refused": clients, "participants": all_of_them, "why": why}
     return found
 
 
