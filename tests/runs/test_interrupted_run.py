@@ -140,11 +140,25 @@ class Own(FedAvg):
 del Method.registry[Own.name]  # other tests take every method that is there
 
 
-def test_objects_of_python_are_asked_for(cut: Path, federation: Federation, model: Model) -> None:
+def test_objects_data_and_versions_must_be_the_same(
+    cut: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_federation: Callable[..., Federation],
+    federation: Federation,
+    model: Model,
+) -> None:
     assert refused(cut).endswith(
         f"its data was an object of Python; resume it there with fedc2i.resume('{cut}', data=...)"
     )
     assert "its model was an object" in refused(cut, federation)
+    other = make_federation()
+    other.clients[1].test.x[0, 0, 0, 0] += 1
+    assert refused(cut, other, model).endswith("the data is not what the run was started with (clients b)")
+    assert "(clients c)" in refused(cut, other.select(["a", "b"]), model).replace("b, c", "c")
+    real = plan_module.versions()
+    monkeypatch.setattr(plan_module, "versions", lambda: {**real, "torch": "1.0"})
+    assert f"started with torch {real['torch']}, and here is 1.0" in refused(cut, federation, model)
+    monkeypatch.setattr(plan_module, "versions", lambda: {**real, "matplotlib": "1.0"})
     fedc2i.resume(cut, federation, model)
 
 
@@ -160,13 +174,6 @@ def test_a_method_of_ones_own(
     )
     fedc2i.resume(tmp_path / "cut", federation, model, Own(strength=2.0))
     assert result_files(tmp_path / "cut") == result_files(tmp_path / "whole")
-
-
-def test_other_data(cut: Path, make_federation: Callable[..., Federation], model: Model) -> None:
-    other = make_federation()
-    other.clients[1].test.x[0, 0, 0, 0] += 1
-    assert refused(cut, other, model).endswith("the data is not what the run was started with (clients b)")
-    assert "(clients c)" in refused(cut, other.select(["a", "b"]), model).replace("b, c", "c")
 
 
 def test_other_settings(
@@ -220,15 +227,6 @@ def test_a_state_goes_to_another_device(
     assert all(state[f"mailbox/{name}"] is state[f"own/{name}"] for name in model.init(0))
 
 
-def test_other_versions(cut: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model) -> None:
-    real = plan_module.versions()
-    monkeypatch.setattr(plan_module, "versions", lambda: {**real, "torch": "1.0"})
-    line = refused(cut, federation, model)
-    assert f"started with torch {real['torch']}, and here is 1.0" in line
-    monkeypatch.setattr(plan_module, "versions", lambda: {**real, "matplotlib": "1.0"})
-    fedc2i.resume(cut, federation, model)
-
-
 def test_another_device(cut: Path, federation: Federation, model: Model) -> None:
     path = cut / "checkpoints" / "fingerprint.json"
     path.write_text(path.read_text().replace('"device": "cpu",\n  "given"', '"device": "cuda",\n  "given"'))
@@ -241,17 +239,14 @@ def test_another_device(cut: Path, federation: Federation, model: Model) -> None
     assert said == ["Started on cuda and resumed on cpu after an interruption."]
 
 
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ("flower-sim", "engine=flower-sim keeps no checkpoints; run it again with `fedc2i run --config .*config.toml`"),
+def test_other_engines_have_their_own_ways(tmp_path: Path) -> None:
+    for engine, words in (
+        ("flower-sim", "keeps no checkpoints; run it again with `fedc2i run --config .*config.toml`"),
         ("flower", "a run over real sites; the same command `fedc2i coordinator start` resumes it"),
-    ],
-)
-def test_other_engines_have_their_own_ways(tmp_path: Path, engine: str, words: str) -> None:
-    (tmp_path / "config.toml").write_text(f'method = "fedavg"\nengine = "{engine}"\n')
-    with pytest.raises(UserError, match=words):
-        fedc2i.resume(tmp_path)
+    ):
+        (tmp_path / "config.toml").write_text(f'method = "fedavg"\nengine = "{engine}"\n')
+        with pytest.raises(UserError, match=words):
+            fedc2i.resume(tmp_path)
 
 
 def test_what_is_not_a_run_folder(tmp_path: Path) -> None:

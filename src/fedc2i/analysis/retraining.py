@@ -168,7 +168,7 @@ def _rho(first: Array, second: Array) -> float:
 
 
 def check(plan: Plan, rounds: int, seeds: tuple[int, ...], say: Callable[[str], None] = lambda line: None) -> Check:
-    """Trains with all clients and once without each, over these rounds and seeds; ``say`` is told which.
+    """Trains with all clients and once without each, over these rounds and seeds; ``say`` receives a line for each.
 
     Raises:
         UserError: for a run without whose clients one cannot simply train, or whose method measures no influence.

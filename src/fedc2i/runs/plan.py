@@ -32,7 +32,7 @@ from fedc2i.runs.settings import RunSettings, make, run_settings
 
 
 class Observer(Protocol):
-    """Something that watches runs, such as a progress bar; one with ``say(line)`` is told lines of a log as well."""
+    """Something that watches runs, such as a progress bar; one with ``say(line)`` receives lines of a log as well."""
 
     def begin(self, result: Result) -> None:
         """A run starts, with all its seeds."""

@@ -42,7 +42,6 @@ class RunSettings(EngineSettings):
         "the data set: embedded, digit5, office10, folder:DIR or arrays:DIR",
         scope="data",
         flags=("run", "flower-local"),
-        flag_help="embedded, digit5, office10, folder:DIR or arrays:DIR.",
     )
     data_dir: str | None = setting(
         None,
@@ -59,10 +58,9 @@ class RunSettings(EngineSettings):
     data_seed: int = setting(0, "seed of the partition, the same for all seeds of a run")
     model: str = setting(
         "lenet5",
-        "lenet5, lenet5-bn, lenet-wide, lenet-wide-bn or FILE.py:FUNCTION; by default the data set's preset",
+        "the model: lenet5, lenet5-bn, lenet-wide, lenet-wide-bn or FILE.py:FUNCTION; by default the data's preset",
         preset=True,
         flags=("run", "flower-local", "coordinator"),
-        flag_help="The model: lenet5, lenet5-bn, lenet-wide, lenet-wide-bn or FILE.py:FUNCTION.",
     )
     engine: Literal["inprocess", "flower-sim", "flower"] = setting(
         "inprocess",
@@ -77,14 +75,12 @@ class RunSettings(EngineSettings):
         scope="machine",
         engine="flower",
         flags=("run",),
-        flag_help="For flower-sim: a running Ray cluster, e.g. auto or HOST:6379.",
     )
     wire: Literal["float32", "float16"] = setting(
         "float32",
-        "on Flower: how models travel",
+        "on Flower: how models travel, float32 or float16",
         engine="flower",
         flags=("flower-local", "coordinator"),
-        flag_help="How models travel: float32 or float16.",
     )
     deadline: float = setting(
         600.0,
@@ -93,7 +89,6 @@ class RunSettings(EngineSettings):
         below=1e7,
         engine="flower",
         flags=("flower-local", "coordinator"),
-        flag_help="Seconds after which a round ends with the sites that answered.",
     )
     min_sites: int = setting(
         1,
@@ -101,7 +96,6 @@ class RunSettings(EngineSettings):
         low=1,
         engine="flower",
         flags=("flower-local", "coordinator"),
-        flag_help="Answers without which a round does not end.",
     )
     checkpoint_every: int = setting(
         1,
