@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
-from fedc2i.core.params import Params, stack
+from fedc2i.core.params import stack
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method, Probe, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.messages import relay
-from fedc2i.models.model import Model, split
+from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 from oracles.fedc2i import Problem, by_powers
-from support.method_checks import local_client, make_site, place, probe_of
+from support.method_checks import local_client, make_site, personalise, place, probe_of
 
 GAMMA = 3.0
 
@@ -30,20 +29,11 @@ def problem() -> Problem:
     return Problem.draw(clients=4, classes=5, labels=[0, 1, 2, 3], samples=7, position=2, seed=5)
 
 
-def personalise(problem: Problem, **options: Any) -> tuple[Params, dict[str, Tensor]]:
-    model = split(problem.build, head="2")
-    counts = torch.tensor([3, 1, 2, 9, 0])
-    site = Site(model, counts, torch.tensor(problem.position), relay(stack(problem.models)))
-    batch = Batch(problem.x, problem.y, torch.ones(len(problem.y)).double())
-    start, report = FedC2I(**{"gamma": GAMMA, **options}).personalise(problem.own, batch, site)
-    return start, dict(report)
-
-
 # Options.
 
 
 def test_gamma_class_is_the_matrix_s_own(problem: Problem) -> None:
-    _, report = personalise(problem, gamma=2.0, gamma_class=7.0)
+    _, report = personalise(problem, FedC2I(gamma=2.0, gamma_class=7.0))
     assert_close(report["influence_vector"], by_powers(problem.client_losses(), 2.0))
     assert_close(report["influence_matrix"], by_powers(problem.class_losses(), 7.0))
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedc2i.core.params import Params, stack
-from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_ablation import FedC2IClassGlobal, FedC2IClassLocal, FedC2IClient
-from fedc2i.methods.messages import relay
-from fedc2i.models.model import split
-from fedc2i.training.local import Batch
 from oracles import assert_same_model
 from oracles.fedc2i import Problem, by_powers
+from support.method_checks import personalise
 
 GAMMA = 3.0
 VARIANTS = (FedC2IClient, FedC2IClassGlobal, FedC2IClassLocal)
@@ -23,15 +19,6 @@ VARIANTS = (FedC2IClient, FedC2IClassGlobal, FedC2IClassLocal)
 @pytest.fixture
 def problem() -> Problem:
     return Problem.draw(clients=4, classes=5, labels=[0, 1, 2, 3], samples=7, position=2, seed=5)
-
-
-def personalise(
-    problem: Problem, method: Method, own: Params | None = None, position: int = 2
-) -> tuple[Params, dict[str, Tensor]]:
-    site = Site(split(problem.build, head="2"), torch.ones(5), torch.tensor(position), relay(stack(problem.models)))
-    batch = Batch(problem.x, problem.y, torch.ones(len(problem.y)).double())
-    start, report = method.personalise(own or problem.own, batch, site)
-    return start, dict(report)
 
 
 def mean(problem: Problem) -> Params:
@@ -64,7 +51,7 @@ def test_only_the_matrix(problem: Problem, kind: type[FedC2I], influence: str) -
 @pytest.mark.parametrize("why", ["unknown", "broken"])
 def test_a_client_that_cannot_measure_starts_from_the_mean(problem: Problem, kind: type[FedC2I], why: str) -> None:
     own = problem.own if why == "unknown" else {name: tensor * torch.nan for name, tensor in problem.own.items()}
-    start, _ = personalise(problem, kind(gamma=GAMMA), own, -1 if why == "unknown" else 2)
+    start, _ = personalise(problem, kind(gamma=GAMMA), own=own, position=-1 if why == "unknown" else 2)
     assert_same_model(start, mean(problem), rtol=1e-9)
 
 
@@ -72,5 +59,5 @@ def test_a_client_that_cannot_measure_starts_from_the_mean(problem: Problem, kin
 def test_with_no_valid_model_its_own_is_kept(problem: Problem, kind: type[FedC2I]) -> None:
     own = problem.own
     problem.models = [{name: tensor * torch.nan for name, tensor in model.items()} for model in problem.models]
-    start, _ = personalise(problem, kind(gamma=GAMMA), own)
+    start, _ = personalise(problem, kind(gamma=GAMMA), own=own)
     assert_same_model(start, own, rtol=0, atol=0)

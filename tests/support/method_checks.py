@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fedc2i.core.params import Params
+from fedc2i.core.params import Params, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
+from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
+from oracles.fedc2i import Problem
 
 CPU = torch.device("cpu")
 TRAINING = TrainingSettings(batch_size=5, lr=0.01)
@@ -68,3 +72,27 @@ def upload(method: Method, model: Model, federation: Federation) -> Params:
 def in_double(model: Model) -> Model:
     """The same model with numbers of double precision."""
     return split(lambda: model._build().double(), head=model.head_names[0].rpartition(".")[0], name=model.name)
+
+
+def personalise(
+    problem: Problem,
+    method: Method | None = None,
+    dtype: torch.dtype = torch.float64,
+    padding: int = 0,
+    position: int | None = None,
+    own: Params | None = None,
+    **more: Any,
+) -> tuple[Params, dict[str, Tensor]]:
+    """What FedC²I makes of an oracle's problem; padding samples are noise without weight, ``more`` is of the site."""
+    noise = torch.randn(padding, *problem.x.shape[1:], generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    x = torch.cat([problem.x, 100 * noise]).to(dtype)
+    y = torch.cat([problem.y, torch.zeros(padding, dtype=torch.int64)])
+    w = torch.cat([torch.ones(len(problem.y)), torch.zeros(padding)]).to(dtype)
+    received = relay({name: tensor.to(dtype) for name, tensor in stack(problem.models).items()})
+    own = {name: tensor.to(dtype) for name, tensor in (own or problem.own).items()}
+    model = split(problem.build, head="2")
+    counts = torch.bincount(problem.y, minlength=model.classes)
+    where = torch.tensor(problem.position if position is None else position)
+    site = Site(model, counts, where, received, **more)
+    start, report = (method or FedC2I()).personalise(own, Batch(x, y, w), site)
+    return start, dict(report)

@@ -20,17 +20,15 @@ from torch.testing import assert_close
 import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import Limits, convert, describe
-from fedc2i.core.params import Params, stack
+from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
-from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_ablation import FedC2IClient
 from fedc2i.methods.math.influence import LARGEST, Gamma, influence, progress
-from fedc2i.methods.messages import relay
-from fedc2i.models.model import Model, split
+from fedc2i.models.model import Model
 from fedc2i.runs.plan import prepare
-from fedc2i.training.local import Batch
 from oracles.fedc2i import Problem, by_powers
+from support.method_checks import personalise
 
 EACH = ("ramp(4)", "scaled(7)", "perplexity(2)", "perplexity(40%)")
 ALLOWED = re.escape(
@@ -289,16 +287,10 @@ def test_specs_that_mean_the_same_are_the_same(federation: Federation, text: str
 # In FedC²I.
 
 
-def personalise(
-    problem: Problem, round: int = 2, rounds: int = 3, method: type[FedC2I] | None = None, **options: Any
+def with_gamma(
+    problem: Problem, round: int = 2, method: type[FedC2I] = FedC2I, **options: Any
 ) -> tuple[Params, dict[str, Tensor]]:
-    model = split(problem.build, head="2")
-    counts = torch.bincount(problem.y, minlength=model.classes)
-    where = torch.tensor(problem.position)
-    site = Site(model, counts, where, relay(stack(problem.models)), round=round, rounds=rounds)
-    batch = Batch(problem.x, problem.y, torch.ones(len(problem.y)).double())
-    start, report = (method or FedC2I)(**options).personalise(problem.own, batch, site)
-    return start, dict(report)
+    return personalise(problem, method(**options), round=round, rounds=3)
 
 
 @pytest.fixture
@@ -309,7 +301,7 @@ def problem() -> Problem:
 @pytest.mark.parametrize("influence", ["exact", "first-order"])
 @pytest.mark.parametrize("text", EACH)
 def test_both_levels_use_it_and_report_it(problem: Problem, text: str, influence: str) -> None:
-    _, report = personalise(problem, gamma=text, influence=influence)
+    _, report = with_gamma(problem, gamma=text, influence=influence)
     gamma, columns = report["gamma"], report["gamma_class"]
     assert (gamma.shape, columns.shape) == ((), (5, 4))
     assert (columns == columns[0]).all()
@@ -327,22 +319,22 @@ def test_both_levels_use_it_and_report_it(problem: Problem, text: str, influence
 
 
 def test_each_level_has_its_own(problem: Problem) -> None:
-    _, report = personalise(problem, gamma=3, gamma_class="perplexity(2)")
+    _, report = with_gamma(problem, gamma=3, gamma_class="perplexity(2)")
     assert "gamma" not in report
     assert_close(report["influence_vector"], by_powers(problem.client_losses(), 3.0))
     assert effective(report["influence_matrix"]).tolist() == pytest.approx([2.0] * 4, abs=1e-3)
-    _, report = personalise(problem, gamma="perplexity(2)", gamma_class=3)
+    _, report = with_gamma(problem, gamma="perplexity(2)", gamma_class=3)
     assert "gamma_class" not in report
     assert_close(report["influence_matrix"], by_powers(problem.class_losses(), 3.0))
-    _, report = personalise(problem, method=FedC2IClient, gamma="perplexity(2)")
+    _, report = with_gamma(problem, method=FedC2IClient, gamma="perplexity(2)")
     assert report.keys() == {"left_out", "client_losses", "influence_vector", "gamma"}
 
 
 @pytest.mark.parametrize("text", EACH)
 def test_broken_models_get_nothing(problem: Problem, text: str) -> None:
-    healthy, report = personalise(problem, gamma=text)
+    healthy, report = with_gamma(problem, gamma=text)
     problem.models.append({name: torch.full_like(tensor, NAN) for name, tensor in problem.own.items()})
-    start, with_broken = personalise(problem, gamma=text)
+    start, with_broken = with_gamma(problem, gamma=text)
     assert with_broken["influence_vector"][5] == 0
     assert (with_broken["influence_matrix"][5] == 0).all()
     assert with_broken["gamma_class"][5].isnan().all()
@@ -350,7 +342,7 @@ def test_broken_models_get_nothing(problem: Problem, text: str) -> None:
     for name, tensor in healthy.items():
         assert_close(start[name], tensor)
     problem.position = -1
-    _, unmeasured = personalise(problem, gamma=text)
+    _, unmeasured = with_gamma(problem, gamma=text)
     assert unmeasured["gamma"].isnan()
     assert unmeasured["gamma_class"].isnan().all()
 
@@ -363,8 +355,8 @@ def test_broken_models_get_nothing(problem: Problem, text: str) -> None:
 def test_where_it_comes_to_a_number_it_is_that_to_the_bit(
     problem: Problem, text: str, round: int, number: float, influence: str
 ) -> None:
-    got, _ = personalise(problem, round, gamma=text, influence=influence)
-    want, _ = personalise(problem, round, gamma=number, influence=influence)
+    got, _ = with_gamma(problem, round, gamma=text, influence=influence)
+    want, _ = with_gamma(problem, round, gamma=number, influence=influence)
     for name, tensor in want.items():
         assert torch.equal(got[name], tensor)
 

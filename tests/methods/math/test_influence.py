@@ -29,36 +29,15 @@ from fedc2i.methods.math.influence import (
     sharp_cross_entropy,
 )
 from fedc2i.methods.messages import relay
-from fedc2i.models.model import Model, split
+from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 from oracles import assert_same_model
 from oracles.fedc2i import Problem, by_powers
+from support.method_checks import personalise
 
 EVERYONE = torch.ones(3, dtype=torch.bool)
 NAN = float("nan")
 INF = float("inf")
-
-
-def personalise(
-    problem: Problem,
-    method: FedC2I | None = None,
-    dtype: torch.dtype = torch.float64,
-    padding: int = 0,
-    position: int | None = None,
-    own: Params | None = None,
-) -> tuple[Params, dict[str, Tensor]]:
-    """What the package makes of a problem; padding samples are noise without weight."""
-    noise = torch.randn(padding, *problem.x.shape[1:], generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-    x = torch.cat([problem.x, 100 * noise]).to(dtype)
-    y = torch.cat([problem.y, torch.zeros(padding, dtype=torch.int64)])
-    w = torch.cat([torch.ones(len(problem.y)), torch.zeros(padding)]).to(dtype)
-    received = relay({name: tensor.to(dtype) for name, tensor in stack(problem.models).items()})
-    own = {name: tensor.to(dtype) for name, tensor in (own or problem.own).items()}
-    model = split(problem.build, head="2")
-    counts = torch.bincount(problem.y, minlength=model.classes)
-    where = torch.tensor(problem.position if position is None else position)
-    start, report = (method or FedC2I()).personalise(own, Batch(x, y, w), Site(model, counts, where, received))
-    return start, dict(report)
 
 
 # Against the oracle.
