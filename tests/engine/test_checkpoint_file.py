@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,12 +116,6 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert latest(tmp_path) == 10
 
 
-def test_a_round_done_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    checkpoint_file.save(tmp_path, 3, {"w": torch.zeros(1)}, {})
-    save(tmp_path, 3)
-    assert latest(tmp_path) == 3
-
-
 def test_files_of_other_names_are_not_in_the_way(tmp_path: Path) -> None:
     for name in ("round3 (copy).json", "round1-old.json", "rounds.json", "round9.txt"):
         (tmp_path / name).write_text("a user's own")
@@ -145,21 +138,8 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 def other_round(path: Path) -> None:
     path.write_bytes(path.with_name(path.name.replace("2.", "1.")).read_bytes())
-
-
-def a_list(path: Path) -> None:
-    path.write_text("[1, 2]")
-
-
-def without_values(path: Path) -> None:
-    said = json.loads(path.read_text())
-    path.write_text(json.dumps({**said, "values": 3}))
 
 
 def another_value(path: Path) -> None:
@@ -167,8 +147,8 @@ def another_value(path: Path) -> None:
 
 
 DAMAGES = [
-    *(("safetensors", how) for how in (flip, cut, empty, Path.unlink, other_round)),
-    *(("json", how) for how in (cut, empty, other_round, a_list, without_values, another_value)),
+    *(("safetensors", how) for how in (flip, cut, lambda path: path.write_bytes(b""), Path.unlink, other_round)),
+    *(("json", how) for how in (cut, other_round, lambda path: path.write_text("[1, 2]"), another_value)),
 ]
 
 

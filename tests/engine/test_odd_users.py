@@ -1,9 +1,10 @@
-"""What ordinary users bring along: frozen backbones, other precisions, switched-off gradients, odd diagnostics."""
+"""What ordinary users bring along: switched-off gradients, other precisions, odd diagnostics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,9 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation
 from fedc2i.engine.settings import EngineSettings
-from fedc2i.engine.simulator import check, simulate
+from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.methods.fedrep import FedRep
 from fedc2i.models.model import Model, split
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
@@ -33,26 +33,9 @@ def net() -> nn.Sequential:
 
 
 @pytest.mark.parametrize("executor", ["looped", "stacked"])
-def test_frozen_backbone_stays_and_the_head_trains(federation: Federation, executor: str) -> None:
-    backbone = net()
-    for parameter in backbone[1].parameters():
-        parameter.requires_grad_(False)
-    model = split(backbone, head="3")
-    outcome = simulate(FedRep(), model, federation, EngineSettings(rounds=1, executor=executor, **vars(QUICK)), [0])[0]  # type: ignore[arg-type]
-    assert all(torch.equal(own, backbone[1].weight) for own in outcome.trained["1.weight"])
-    assert not torch.equal(outcome.trained["3.weight"][0], backbone[3].weight)
-
-
-def test_double_precision_model(federation: Federation) -> None:
-    outcome = simulate(
-        FedAvg(), split(net().double(), head="3"), federation, EngineSettings(rounds=1, **vars(QUICK)), [0]
-    )[0]
-    assert outcome.received["3.weight"].dtype == torch.float64
-
-
-def test_gradients_switched_off_by_the_caller(federation: Federation) -> None:
+def test_gradients_switched_off_by_the_caller(executor: Any, federation: Federation) -> None:
     model = split(net, head="3")
-    settings = EngineSettings(rounds=1, **vars(QUICK))
+    settings = EngineSettings(rounds=1, executor=executor, **vars(QUICK))
     with torch.no_grad():
         inside = simulate(FedAvg(), model, federation, settings, [0])[0]
     outside = simulate(FedAvg(), model, federation, settings, [0])[0]
@@ -68,21 +51,6 @@ def test_users_precision_settings_are_left_as_they_were(federation: Federation) 
         assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "tf32")
     finally:
         matmul.fp32_precision, conv.fp32_precision = before
-
-
-def test_batch_norm_without_running_statistics_is_never_stacked(federation: Federation) -> None:
-    """It scores a client's test images by each other; padding among them would change the scores."""
-
-    def untracked() -> nn.Module:
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(PIXELS, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 4)
-        )
-
-    model = split(untracked, head="3")
-    assert model.evaluates_in_batches
-    with pytest.raises(UserError, match="executor=stacked: model 'custom' takes batch statistics at evaluation"):
-        check(FedAvg(), model, federation, EngineSettings(executor="stacked"))
-    check(FedAvg(), model, federation, EngineSettings(executor="auto"))
 
 
 def test_diagnostics_about_oneself(federation: Federation, make_model: Callable[..., Model]) -> None:

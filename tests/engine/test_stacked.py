@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.executors.stacked.stepper import GraphedFunction, Stepper
-from fedc2i.engine.records import Outcome, Round
+from fedc2i.engine.records import Outcome
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
@@ -33,6 +32,7 @@ from fedc2i.models.named import build
 from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
 from support.method_checks import OF_THEIR_OWN, in_double
+from support.simulation import Run, assert_close_run, simulated
 
 EVERY_METHOD = sorted(Method.registry)
 SIZES = (12, 20, 7, 9)
@@ -65,45 +65,8 @@ def normed(make_model: Callable[..., Model]) -> Model:
     return in_double(make_model(layer_norm=True))
 
 
-def run(
-    method: Method,
-    model: Model,
-    federation: Federation,
-    executor: str = "stacked",
-    seeds: tuple[int, ...] = (0,),
-    rounds: int = 3,
-    **settings: Any,
-) -> tuple[dict[int, Outcome], list[Round]]:
-    reports: list[Round] = []
-    settings = {**vars(TRAINING), **settings}
-    how = EngineSettings(rounds=rounds, executor=executor, **settings)  # type: ignore[arg-type]
-    return simulate(method, model, federation, how, seeds, on_round=reports.append), reports
-
-
-def assert_close_runs(
-    got: tuple[dict[int, Outcome], list[Round]], want: tuple[dict[int, Outcome], list[Round]], rtol: float
-) -> None:
-    """All models by norm, all scores and diagnostics number by number."""
-    assert got[0].keys() == want[0].keys()
-    for seed, outcome in want[0].items():
-        for mine, theirs in ((got[0][seed].trained, outcome.trained), (got[0][seed].received, outcome.received)):
-            assert list(mine) == list(theirs)
-            for name, tensor in theirs.items():
-                assert mine[name].dtype == tensor.dtype, name
-                assert torch.isfinite(tensor).all(), name
-                own, other = mine[name].double(), tensor.double()
-                assert torch.dist(own, other) <= rtol * other.norm() + 1e-12, f"{name}: {torch.dist(own, other)}"
-    assert len(got[1]) == len(want[1])
-    for one, two in zip(got[1], want[1], strict=True):
-        assert (one.seed, one.round, one.participants) == (two.seed, two.round, two.participants)
-        assert (one.bytes_up, one.bytes_down, one.refused) == (two.bytes_up, two.bytes_down, two.refused)
-        assert one.metrics.keys() == two.metrics.keys()
-        for point, metrics in two.metrics.items():
-            for a, b in zip(one.metrics[point], metrics, strict=True):
-                assert a == pytest.approx(b, rel=10 * rtol)
-        assert one.influence.keys() == two.influence.keys()
-        for kind, values in two.influence.items():
-            np.testing.assert_allclose(one.influence[kind], values, rtol=1e-3, atol=1e-5)
+def run(method: Method, model: Model, federation: Federation, executor: str = "stacked", **settings: Any) -> Run:
+    return simulated(method, model, federation, **{"executor": executor, "rounds": 3, **settings})
 
 
 # Every method.
@@ -124,7 +87,7 @@ def test_as_one_after_the_other(
     federation, method = make_federation(sizes=SIZES, validation=3), Method.registry[name]()
     both = partial(run, method, convolutional, federation, clients_per_round=participation)
     stacked = both("stacked")
-    assert_close_runs(stacked, both("looped"), rtol=1e-5)
+    assert_close_run(stacked, both("looped"), rtol=1e-5)
     assert "validation_accuracy" in stacked[1][-1].metrics["trained"][0]
 
 
@@ -147,7 +110,7 @@ def test_in_parts_as_all_at_once(name: str, normed: Model, make_federation: Call
     both = partial(run, Method.registry[name](), normed, federation, seeds=(0, 5), rounds=2)
     together = both(clients_at_once=0)
     for at_once in (1, 3) if name in ("fedc2i", "ditto", "fedrod", "fedproto") else (3,):
-        assert_close_runs(both(clients_at_once=at_once), together, rtol=1e-6)
+        assert_close_run(both(clients_at_once=at_once), together, rtol=1e-6)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -156,7 +119,7 @@ def test_in_parts_with_partial_participation(
 ) -> None:
     federation = make_federation(sizes=(12, 20, 7, 9, 15))
     both = partial(run, FedC2I(), convolutional, federation, seeds=(0, 5), clients_per_round=2)
-    assert_close_runs(both(clients_at_once=at_once), both(clients_at_once=0), rtol=1e-8)
+    assert_close_run(both(clients_at_once=at_once), both(clients_at_once=0), rtol=1e-8)
 
 
 # Memory.
@@ -193,7 +156,7 @@ def test_out_of_memory_halves_the_clients_computed_together(
     both = partial(run, FedC2I(), normed, federation, seeds=(0, 5))
     want = both()
     memory = Memory(monkeypatch, room)
-    assert_close_runs(both(), want, rtol=1e-8)
+    assert_close_run(both(), want, rtol=1e-8)
     assert memory.failures == failures  # in the first round; later ones start with what was found to fit
     assert max(memory.sizes) == 8 // 2**failures
 
@@ -222,7 +185,7 @@ def test_out_of_memory_in_the_middle_of_a_step(
         return real(executor, part)
 
     monkeypatch.setattr(StackedExecutor, "_site_tensors", context)
-    assert_close_runs(both(), want, rtol=1e-8)
+    assert_close_run(both(), want, rtol=1e-8)
     assert parts[1] > 0
     assert parts[2] == when  # single clients from then on
 
@@ -327,9 +290,9 @@ def test_a_method_that_reads_the_round(
     both = partial(run, method(), normed, make_federation(sizes=SIZES), seeds=(0, 5), rounds=4, **vars(SMOOTH))
     looped, plain = both("looped"), run(FedAvg(), normed, make_federation(sizes=SIZES), rounds=4, **vars(SMOOTH))
     for at_once in (0, 2):
-        assert_close_runs(both(clients_at_once=at_once), looped, rtol=1e-8)
+        assert_close_run(both(clients_at_once=at_once), looped, rtol=1e-8)
     with pytest.raises(AssertionError):  # the round does matter
-        assert_close_runs(({0: looped[0][0]}, [own for own in looped[1] if own.seed == 0]), plain, rtol=1e-8)
+        assert_close_run(({0: looped[0][0]}, [own for own in looped[1] if own.seed == 0]), plain, rtol=1e-8)
 
 
 def test_functions_are_cached_for_the_first_round_and_once_for_the_others(
@@ -427,7 +390,7 @@ def test_what_is_personal_reaches_its_client(
     """Also those whom the server does not know yet, who get the mean of all rows."""
     settings = {"clients_per_round": participation, "seeds": (0, 5), **vars(SMOOTH)}
     both = partial(run, Personal(), normed, make_federation(sizes=SIZES), **settings)
-    assert_close_runs(both(clients_at_once=at_once), both("looped"), rtol=1e-6)
+    assert_close_run(both(clients_at_once=at_once), both("looped"), rtol=1e-6)
 
 
 @dataclass(frozen=True)
@@ -458,7 +421,7 @@ def test_on_a_gpu_as_on_a_cpu(name: str, convolutional: Model, make_federation: 
         for seed, one in outcomes.items()
     }
     want = run(method, convolutional, federation, "looped", (0, 5), rounds=4)
-    assert_close_runs((there, reports), want, rtol=1e-4)
+    assert_close_run((there, reports), want, rtol=1e-4)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

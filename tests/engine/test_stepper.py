@@ -1,7 +1,8 @@
-"""Local training of many clients at once against `training.train`, one client after the other, in double precision."""
+"""Local training of many clients at once against `training.train`, in double precision; work as a CUDA graph."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedc2i.core import seeding
 from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.engine.executors.stacked.padded_data import Steps, pad, plan_steps
-from fedc2i.engine.executors.stacked.stepper import Stepper
+from fedc2i.engine.executors.stacked.stepper import GraphedFunction, Stepper, capture
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch, draw_epochs, train
@@ -23,6 +24,8 @@ from support.method_checks import in_double
 
 SIZES = (12, 7, 21)
 SEEDS = 2
+CUDA = torch.device("cuda")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 Context = dict[str, Any]
 TRAININGS = {
     "adam": TrainingSettings(batch_size=5),
@@ -196,20 +199,6 @@ def test_what_is_not_trained_stays_and_names_keep_their_order(make_model: Callab
     assert_same_model(nothing.run(first, everyone(), steps, context_of()), first, rtol=0, atol=0)
 
 
-def test_gradients_switched_off_by_the_caller(make_model: Callable[..., Model]) -> None:
-    model, training = in_double(make_model()), TRAININGS["adam"]
-    steps = steps_of(batches_of(SIZES, training), training)
-
-    def run() -> Stacked:
-        stepper = Stepper(cross_entropy(model), model.trainable, pad(datasets()), training, DIMS)
-        return stepper.run(stacked(starts(model)), everyone(), steps, context_of())
-
-    with torch.no_grad():
-        inside = run()
-    assert_same_model(inside, run(), rtol=0, atol=0)
-    assert not any(tensor.requires_grad for tensor in inside.values())
-
-
 def test_plan_steps_by_hand() -> None:
     batches = [[[torch.tensor([4, 2]), torch.tensor([7])], [torch.tensor([1])]]]
     steps = plan_steps(batches, steps=3, size=2)
@@ -271,7 +260,7 @@ def test_a_run_after_one_that_diverged() -> None:
     assert got["w"].flatten().tolist() == [6, 4]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("average", [False, True], ids=["last", "mean"])
 @pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
 def test_recorded_steps_are_the_same_steps(batch_norm: bool, average: bool, make_model: Callable[..., Model]) -> None:
@@ -289,3 +278,83 @@ def test_recorded_steps_are_the_same_steps(batch_norm: bool, average: bool, make
         assert_same_model(recorded.run(*inputs), plain.run(*inputs), rtol=1e-7, atol=1e-10)
     assert recorded._graph is not None
     assert plain._graph is None
+
+
+# CUDA graphs.
+
+
+def nested(inputs: dict[str, Tensor], factor: Tensor, mode: str) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Nested in, nested out, with something that is no tensor on the way."""
+    sign = -1 if mode == "minus" else 1
+    return {name: sign * tensor * factor for name, tensor in inputs.items()}, [factor + 1]
+
+
+def test_on_a_cpu_it_is_the_function() -> None:
+    calls: list[int] = []
+
+    def count(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x + len(calls)
+
+    recorded = GraphedFunction(count, torch.device("cpu"))
+    assert [recorded(torch.zeros(())).item() for _ in range(3)] == [1, 2, 3]
+
+
+@needs_cuda
+@pytest.mark.parametrize("mode", ["plus", "minus"])
+def test_a_replay_computes_from_its_own_inputs(mode: str) -> None:
+    recorded = GraphedFunction(nested, CUDA)
+    results = []
+    for number in (1.0, 2.0, 3.0):
+        inputs = {"a": torch.full((4,), number, device=CUDA), "b": torch.arange(6.0, device=CUDA) * number}
+        factor = torch.tensor(10 * number, device=CUDA)
+        results.append((recorded(inputs, factor, mode), nested(inputs, factor, mode)))
+    for got, want in results:  # compared at the end: a later replay does not write into an earlier result
+        assert all(torch.equal(got[0][name], want[0][name]) for name in want[0])
+        assert torch.equal(got[1][0], want[1][0])
+    assert recorded._graph is not None
+
+
+@needs_cuda
+def test_it_runs_as_a_recording_not_as_python() -> None:
+    calls: list[int] = []
+
+    def work(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x * 2
+
+    recorded = GraphedFunction(work, CUDA)
+    for number in range(5):
+        assert recorded(torch.full((3,), float(number), device=CUDA)).tolist() == [2.0 * number] * 3
+    assert len(calls) == 2  # once to set things up, once to record
+
+
+@needs_cuda
+def test_work_that_waits_for_the_gpu_runs_unrecorded_with_a_warning() -> None:
+    def impatient(x: Tensor) -> Tensor:
+        return x * 2 if x.sum().item() > 0 else x * 3
+
+    recorded = GraphedFunction(impatient, CUDA)
+    with pytest.warns(UserWarning, match="a step cannot be captured as a CUDA graph"):
+        assert recorded(torch.ones(2, device=CUDA)).tolist() == [2, 2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        assert recorded(-torch.ones(2, device=CUDA)).tolist() == [-3, -3]
+
+
+@needs_cuda
+def test_nothing_to_record_is_no_warning() -> None:
+    recorded = GraphedFunction(lambda x: x, CUDA)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert recorded(torch.ones(2, device=CUDA)).tolist() == [1, 1]
+        assert recorded(torch.zeros(2, device=CUDA)).tolist() == [0, 0]
+
+
+@needs_cuda
+def test_running_out_of_memory_is_passed_on() -> None:
+    def greedy() -> Tensor:
+        return torch.empty(2**60, device=CUDA)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        capture(greedy)

@@ -21,10 +21,8 @@ from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import receiver_groups
 from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor, Personalised, Trained
 from fedc2i.engine.executors.workers import pool
-from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Server
 from fedc2i.engine.settings import EngineSettings
-from fedc2i.engine.simulator import simulate
 from fedc2i.engine.topology import MOST_BYTES, parse
 from fedc2i.methods.base import Method, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -40,13 +38,13 @@ from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from support.helpers import QUICK, call, write_arrays
 from support.method_checks import OF_THEIR_OWN, in_double
+from support.simulation import Run, assert_close_run, assert_same_run, simulated
 
 TRAINING = TrainingSettings(epochs=1, batch_size=5, lr=0.01)
 SIZES = (12, 20, 7, 9, 15)
 RING = [(0, 1, 4), (0, 1, 2), (1, 2, 3), (2, 3, 4), (0, 3, 4)]
 EVERY_METHOD = OF_THEIR_OWN
 NAMES = ("a", "b", "c", "d")
-Run = tuple[dict[int, Outcome], list[Round]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,20 +62,7 @@ def normed(make_model: Callable[..., Model]) -> Model:
 def run(
     method: Method, model: Model, federation: Federation, topology: str, seeds: Sequence[int] = (0,), **settings: Any
 ) -> Run:
-    reports: list[Round] = []
-    how = EngineSettings(**{"rounds": 2, **vars(TRAINING), "executor": "looped", "topology": topology, **settings})
-    return simulate(method, model, federation, how, seeds, on_round=reports.append), reports
-
-
-def assert_same_run(one: Run, two: Run) -> None:
-    for seed, outcome in one[0].items():
-        assert_same_model(outcome.trained, two[0][seed].trained, 0, 0)
-        assert_same_model(outcome.received, two[0][seed].received, 0, 0)
-    for a, b in zip(one[1], two[1], strict=True):
-        assert replace(a, seconds=0, influence={}) == replace(b, seconds=0, influence={})
-        assert a.influence.keys() == b.influence.keys()
-        for name, array in a.influence.items():
-            assert array.tobytes() == b.influence[name].tobytes(), name
+    return simulated(method, model, federation, seeds, **{"epochs": 1, "topology": topology, **settings})
 
 
 # Who receives from whom.
@@ -473,10 +458,6 @@ def test_all_neighbours_are_no_topology(
     assert_same_run(run(method, normed, federation, "random:4", **settings), plain)
 
 
-def test_full_is_the_default() -> None:
-    assert EngineSettings() == EngineSettings(topology="full")
-
-
 def test_full_is_one_turn_a_seed(
     normed: Model, make_federation: Callable[..., Federation], tap: Callable[[], Tap]
 ) -> None:
@@ -497,19 +478,7 @@ def test_stacked_as_one_after_the_other(
     stacked, looped = (
         run(method, in_double(normed), federation, topology, executor=how, **settings) for how in ("stacked", "looped")
     )
-    for seed, outcome in looped[0].items():
-        for got, want in ((stacked[0][seed].trained, outcome.trained), (stacked[0][seed].received, outcome.received)):
-            for key, tensor in want.items():
-                assert torch.dist(got[key].double(), tensor.double()) <= 1e-5 * tensor.double().norm() + 1e-9, key
-    for one, two in zip(stacked[1], looped[1], strict=True):
-        assert (one.seed, one.round, one.participants) == (two.seed, two.round, two.participants)
-        assert (one.bytes_up, one.bytes_down, one.refused) == (two.bytes_up, two.bytes_down, two.refused)
-        for point, metrics in two.metrics.items():
-            for a, b in zip(one.metrics[point], metrics, strict=True):
-                assert a == pytest.approx(b, rel=1e-4)
-        assert one.influence.keys() == two.influence.keys()
-        for kind, values in two.influence.items():
-            np.testing.assert_allclose(one.influence[kind], values, rtol=1e-3, atol=1e-5)
+    assert_close_run(stacked, looped, rtol=1e-5)
 
 
 @pytest.mark.parametrize("participation", ["100%", pytest.param("40%", marks=pytest.mark.slow)])
@@ -734,11 +703,3 @@ def test_compare_from_the_command_line_with_a_file(make_federation: Callable[...
     )
     assert answer.code == 0, answer.err
     assert {read_toml(path)["topology"] for path in (tmp_path / "x").rglob("config.toml")} == {file}
-
-
-def test_refused_on_the_command_line(make_federation: Callable[..., Federation], tmp_path: Path) -> None:
-    data = write_arrays(tmp_path / "data", make_federation(SIZES[:3]))
-    answer = call("run", "fedavg", "--data", data, *QUICK, "--topology", "star", "--out", str(tmp_path / "run"))
-    assert answer.code == 2
-    assert answer.err == "fedc2i: error: topology must be full, ring, random:K or a FILE, got 'star' (no such file)\n"
-    assert not (tmp_path / "run").exists()

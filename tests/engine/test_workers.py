@@ -26,7 +26,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.executors.choice import AdaptiveExecutor, cores
 from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.executors.workers.pool import SharedMemory
-from fedc2i.engine.records import Outcome, Round
+from fedc2i.engine.records import Round
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
@@ -36,6 +36,7 @@ from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
+from support.simulation import Run, assert_same_run, simulated
 
 TRAINING = TrainingSettings(batch_size=5, lr=0.01)
 
@@ -53,30 +54,9 @@ def run(
     federation: Federation,
     seeds: tuple[int, ...] = (0, 1),
     **settings: Any,
-) -> tuple[dict[int, Outcome], list[Round]]:
-    reports: list[Round] = []
-    all_of: dict[str, Any] = {"rounds": 2, **vars(TRAINING), "executor": executor, **settings}
-    if executor == "workers":
-        all_of["workers"] = 2
-    return simulate(method, model, federation, EngineSettings(**all_of), seeds, on_round=reports.append), reports
-
-
-def assert_same_run(one: tuple[dict[int, Outcome], list[Round]], two: tuple[dict[int, Outcome], list[Round]]) -> None:
-    assert one[0].keys() == two[0].keys()
-    for seed, outcome in one[0].items():
-        assert_same_model(outcome.trained, two[0][seed].trained, rtol=0, atol=0)
-        assert_same_model(outcome.received, two[0][seed].received, rtol=0, atol=0)
-    for a, b in zip(one[1], two[1], strict=True):
-        assert (a.seed, a.round, a.participants, a.metrics, a.refused) == (
-            b.seed,
-            b.round,
-            b.participants,
-            b.metrics,
-            b.refused,
-        )
-        assert a.influence.keys() == b.influence.keys()
-        for name, array in a.influence.items():
-            assert array.tobytes() == b.influence[name].tobytes()
+) -> Run:
+    workers = {"workers": 2} if executor == "workers" else {}
+    return simulated(method, model, federation, seeds, executor=executor, **workers, **settings)
 
 
 @pytest.mark.parametrize("name", sorted(Method.registry))
@@ -119,13 +99,6 @@ def test_other_data_replaces_the_old(model: Model, make_federation: Callable[...
     for sizes in ((6, 7), (30, 40, 50), (5,) * 6):
         federation = make_federation(sizes, seed=len(sizes))
         assert_same_run(run("workers", FedC2I(), model, federation), run("looped", FedC2I(), model, federation))
-
-
-def test_progress_is_reported_client_by_client(model: Model, federation: Federation) -> None:
-    seen: list[tuple[int, int]] = []
-    settings = EngineSettings(rounds=1, **vars(TRAINING), executor="workers", workers=2)
-    simulate(FedAvg(), model, federation, settings, [0], on_client=lambda done, of: seen.append((done, of)))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
 # What users bring along.
@@ -362,16 +335,10 @@ def test_what_cannot_be_sent_stays_here(federation: Federation, monkeypatch: pyt
         run("workers", FedAvg(), model, federation)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"workers": -1}, "workers"),
-        ({"workers": 10**6}, "workers must be"),
-    ],
-)
-def test_refusals(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        EngineSettings(**{"executor": "workers", **settings})
+@pytest.mark.parametrize("workers", [-1, 10**6])
+def test_refusals(workers: int) -> None:
+    with pytest.raises(UserError, match="workers"):
+        EngineSettings(executor="workers", workers=workers)
 
 
 def test_cores_are_those_of_the_affinity() -> None:
