@@ -21,7 +21,7 @@ help:
 	@echo "make lint       ruff and mypy only"
 
 demo: install
-	$(BIN)/fedc2i compare local fedavg fedc2i --data embedded --seeds 0,1,2
+	$(BIN)/fedc2i compare local fedavg fedc2i --data digits --seeds 0,1,2
 
 test: lint
 	$(PARALLEL) $(BIN)/python -m pytest $(SPREAD) --durations=10

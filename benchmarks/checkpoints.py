@@ -90,7 +90,7 @@ def measure(method: str, seeds: str, rounds: int, turns: int, folder: Path) -> d
             out = folder / f"{method}-{turn}-{every}"
             settings = {"rounds": rounds, "seeds": seeds, "checkpoint_every": every, "executor": "looped"}
             watch = Stopwatch(out)
-            (plan,) = prepare([method], {**settings, "device": "cpu"}, "embedded")
+            (plan,) = prepare([method], {**settings, "device": "cpu"}, "digits")
             Timed.clock.clear()
             Timed.cpu.clear()
             execute(plan, out, watch)
@@ -110,7 +110,7 @@ def measure(method: str, seeds: str, rounds: int, turns: int, folder: Path) -> d
 
 
 def main() -> None:
-    """Measures FedAvg and FedC²I on the embedded benchmark, one seed and three."""
+    """Measures FedAvg and FedC²I on the digits benchmark, one seed and three."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--turns", type=int, default=3)

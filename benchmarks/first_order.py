@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.first_order [--clients 5 20 50 100] [--rounds 5] [--model lenet5] [--skew 1]
 
-The embedded data's five clients are split further, with label skew Dirichlet(--skew). In every round every client
+The digits data's five clients are split further, with label skew Dirichlet(--skew). In every round every client
 measures its influence vector λ in all ways on the same batch, and goes on with the exact one. A line is all clients in
 all rounds: the error of another λ in the place of the exact one. That of equal weights is how much there is to tell.
 """
@@ -69,7 +69,7 @@ class Measured(FedC2I):
 def measure(clients: int, rounds: int, model: str, skew: float, gamma: float) -> Mapping[str, np.ndarray]:
     """Every form of λ, ``(rounds * clients, clients)``, and the milliseconds, ``(rounds * clients, 2)``."""
     partition = None if clients == 5 else f"dirichlet:{clients // 5}:{skew}"
-    data = fedc2i.load("embedded", partition=partition)
+    data = fedc2i.load("digits", partition=partition)
     result = fedc2i.run(
         Measured(gamma=gamma), data, model=model, rounds=rounds, executor="looped", evaluate_every=rounds
     )

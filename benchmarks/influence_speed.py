@@ -19,13 +19,14 @@ from benchmarks.loop import LeNet5
 from benchmarks.report import clock, show
 from benchmarks.rounds import threads
 from fedc2i.core.params import Params, Stacked, row, select, stack
+from fedc2i.data.federation import InputSpec
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.math.first_order import first_order_losses
 from fedc2i.methods.math.influence import class_losses, client_losses, sharp_cross_entropy
 from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, scale
-from fedc2i.models.named import build
+from fedc2i.models.networks import build
 from fedc2i.training.local import Batch
 
 TOLERANCE = 1e-4  # relative, between our losses and the naive ones
@@ -47,7 +48,7 @@ class Case:
     @classmethod
     def make(cls, clients: int, classes: int) -> Case:
         """Random models and images."""
-        model = build("lenet5", classes, (3, 28, 28))
+        model = build("lenet5", classes, InputSpec((3, 28, 28)))
         models = [{name: SPREAD * t for name, t in model.init(0, m).items()} for m in range(clients)]
         generator = torch.Generator().manual_seed(0)
         x = torch.randint(0, 256, (32, 3, 28, 28), generator=generator, dtype=torch.uint8)

@@ -30,7 +30,7 @@ from fedc2i.methods.base import Download, Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.messages import relay
-from fedc2i.models.named import build
+from fedc2i.models.networks import build
 from fedc2i.training.settings import TrainingSettings
 
 LOOP_THREADS = 2
@@ -64,7 +64,7 @@ def our_rounds(
         if on_round is not None:
             on_round(last)
 
-    net = build(model, len(federation.classes), federation.image_shape)
+    net = build(model, len(federation.classes), federation.input)
     simulate(method, net, federation, EngineSettings(rounds=rounds, **settings), seeds, device, note)
     return Laps(seconds, [after - before for before, after in itertools.pairwise(stamps)])
 
@@ -89,7 +89,7 @@ def threads(count: int) -> Iterator[None]:
 
 def influence_steps(federation: Federation, times: int) -> Laps:
     """FedC²I's influence step of all clients, as a round takes it: measuring and mixing over the workers, no scores."""
-    model = build("lenet5", len(federation.classes), federation.image_shape)
+    model = build("lenet5", len(federation.classes), federation.input)
     data = [ClientData.place(own, len(federation.classes), torch.device("cpu")) for own in federation.clients]
     everyone = tuple(range(len(data)))
     models = stack([model.init(0, m) for m in everyone])

@@ -60,7 +60,7 @@ def main() -> None:
         from_files = fedc2i.load(f"folder:{name}", image_size=16)
     print(f"from files: {len(from_files.clients)} clients, {from_files.samples()}")
 
-    split = fedc2i.load("embedded:scans", partition="dirichlet:4:0.5", seed=1)
+    split = fedc2i.load("digits:scans", partition="dirichlet:4:0.5", seed=1)
     print(f"one data set over four clients: {split.samples()}")
 
 

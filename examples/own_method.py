@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    found = fedc2i.compare(["fedavg", Near(), "fedc2i"], data="embedded:scans,photos,ink", rounds=rounds)
+    found = fedc2i.compare(["fedavg", Near(), "fedc2i"], data="digits:scans,photos,ink", rounds=rounds)
     print(fedc2i.comparison_table(found))
     print("Near: weight of each client (column) for each client (row), after the last round")
     print(found[1].influence()[-1].round(2))

@@ -48,8 +48,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    data = fedc2i.load("embedded:scans,ink")
-    model = build(len(data.classes), data.image_shape)
+    data = fedc2i.load("digits:scans,ink")
+    model = build(len(data.classes), data.input.shape)
     print(f"the head is {' and '.join(model.head_names)}: {model.classes} classes of {model.feature_size} features")
     result = fedc2i.run("fedc2i", data, model=model, rounds=rounds, lr=3e-3)
     for point in ("received", "trained"):

@@ -89,7 +89,7 @@ def run(given: Namespace) -> None:
 def main(typed: Sequence[str]) -> int:
     """The command; returns the exit code."""
     options = parser("robustness", "Every method against every attack; every list may be shortened.", seeds="0,1,2")
-    options.add_argument("--data", nargs="+", default=["embedded"], help="data sets, for example embedded digit5")
+    options.add_argument("--data", nargs="+", default=["digits"], help="data sets, for example digits digit5")
     options.add_argument("--methods", nargs="+", default=METHODS, help="names, with or without options")
     options.add_argument("--attacks", nargs="+", default=ATTACKS, help="KIND or KIND:STRENGTH; none is always run")
     options.add_argument("--attackers", help="clients, a number or a share such as 20%%; default: the second client")

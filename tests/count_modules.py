@@ -1,6 +1,6 @@
 """Counts the modules of fedc2i that a command imports, and those in which it runs a function.
 
-``python tests/count_modules.py run fedc2i --data embedded --rounds 1`` prints both, and their names by package.
+``python tests/count_modules.py run fedc2i --data digits --rounds 1`` prints both, and their names by package.
 """
 
 from __future__ import annotations

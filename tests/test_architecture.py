@@ -34,7 +34,7 @@ OPTIONAL = {
     "opacus": {"engine"},
     "plotly": {"report"},
     "jinja2": {"report"},
-    "pandas": {"report", "runs"},
+    "pandas": {"data", "report", "runs"},
     "mlflow": {"report"},
     "wandb": {"report"},
     "tensorboard": {"report"},

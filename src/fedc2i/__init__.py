@@ -1,8 +1,8 @@
 """Influence-oriented personalised federated learning: each site measures whose knowledge helps it.
 
-`run` and `compare` run methods on a `Federation` of clients, `resume` continues an interrupted run; `load` and
-`from_arrays` make a federation. A new method is a subclass of `Method`, a new model comes from `split`. `read_run` and
-`read_model` read a run folder back.
+`run` and `compare` run methods on a `Federation` of clients, `resume` continues an interrupted run; `load`,
+`from_table` and `from_arrays` make a federation. A new method is a subclass of `Method`, a new model comes from
+`split`. `read_run` and `read_model` read a run folder back, `predict` applies a client's model to new rows.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; names are imported on f
     from fedc2i.data.arrays import from_arrays
     from fedc2i.data.federation import Client, Federation, Split
     from fedc2i.data.sources import load
+    from fedc2i.data.table import from_table
     from fedc2i.methods.base import Download, Method, Phase, Probe, Site, Uploads
     from fedc2i.methods.math.influence import class_losses, client_losses, influence
     from fedc2i.methods.math.prototypes import Prototypes, average, prototypes
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; names are imported on f
     from fedc2i.report.plots import plot_accuracy, plot_influence
     from fedc2i.report.trackers import track
     from fedc2i.runs.finished_run import read_model, read_run
+    from fedc2i.runs.predict import predict
     from fedc2i.runs.results import Comparison, Result, Score
     from fedc2i.training.local import Batch
 
@@ -58,12 +60,14 @@ __all__ = [
     "compare",
     "comparison_table",
     "from_arrays",
+    "from_table",
     "influence",
     "load",
     "mix",
     "option",
     "plot_accuracy",
     "plot_influence",
+    "predict",
     "prototypes",
     "read_model",
     "read_run",
@@ -81,6 +85,7 @@ _NAMES_IN = {
     "data.arrays": ("from_arrays",),
     "data.federation": ("Client", "Federation", "Split"),
     "data.sources": ("load",),
+    "data.table": ("from_table",),
     "methods.base": ("Download", "Method", "Phase", "Probe", "Site", "Uploads"),
     "methods.math.influence": ("class_losses", "client_losses", "influence"),
     "methods.math.prototypes": ("Prototypes", "average", "prototypes"),
@@ -90,6 +95,7 @@ _NAMES_IN = {
     "report.plots": ("plot_accuracy", "plot_influence"),
     "report.trackers": ("track",),
     "runs.finished_run": ("read_model", "read_run"),
+    "runs.predict": ("predict",),
     "runs.results": ("Comparison", "Result", "Score"),
     "training.local": ("Batch",),
 }

@@ -20,7 +20,7 @@ from fedc2i.runs.results import Comparison, Result
 
 def run(
     method: str | Method = "fedc2i",
-    data: str | Federation = "embedded",
+    data: str | Federation = "heart",
     *,
     model: str | Model | None = None,
     out: Path | str | None = None,
@@ -31,7 +31,7 @@ def run(
 
     Args:
         method: a name such as ``"fedc2i"``, ``"FILE.py:CLASS"``, or a `Method`.
-        data: a data set such as ``"embedded"`` or ``"folder:DIR"``, or a `Federation`.
+        data: a data set such as ``"heart"`` or ``"folder:DIR"``, or a `Federation`.
         model: a name such as ``"lenet5"`` or a `Model` from `split`; the data's preset by default.
         out: a new folder to write the run into; nothing is written without it. `resume` continues a run
             that was interrupted.
@@ -48,7 +48,7 @@ def run(
 
 def compare(
     wanted: Sequence[str | Method],
-    data: str | Federation = "embedded",
+    data: str | Federation = "heart",
     *,
     model: str | Model | None = None,
     out: Path | str | None = None,

@@ -23,14 +23,14 @@ from benchmarks import __main__ as command
 from benchmarks import gpu, influence_speed, limit, loop, memory, naive, rounds, scale
 from fedc2i.core import seeding
 from fedc2i.core.params import Params, row
-from fedc2i.data.federation import Federation
+from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.records import Outcome
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.models.named import build
+from fedc2i.models.networks import build
 
 TINY = replace(
     QUICK,
@@ -44,7 +44,7 @@ TINY = replace(
     scale_marks=(1, 3),
     many_classes=(12,),
 )
-LENET = build("lenet5", 10, (3, 28, 28))
+LENET = build("lenet5", 10, InputSpec((3, 28, 28)))
 
 
 @pytest.fixture(scope="module")

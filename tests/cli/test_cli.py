@@ -301,7 +301,7 @@ MISTAKES: dict[str, tuple[Callable[[], None], str, Sequence[str]]] = {
     "option in the spec": (images, "run fedc2i:gama=1", ["no option 'gama'", "gamma"]),
     "no value": (images, "run fedc2i --set gamma", ["--set takes KEY=VALUE, got 'gamma'"]),
     "options is no table": (images, "run fedc2i --set options=3 --set gamma=1", ["'options' must be a table"]),
-    "unknown data": (images, "run fedc2i --data mnist", ["'mnist' is unknown", "embedded, digit5, office10"]),
+    "unknown data": (images, "run fedc2i --data mnist", ["'mnist' is unknown", "digits, digit5, office10"]),
     "missing folder": (images, "run local --data folder:nowhere", ["nowhere"]),
     "unknown home": (images, "run local --data folder:~nobody-at-all/x", ["~nobody-at-all"]),
     "missing data": (images, "run local --data digit5 --data-dir images", ["MNIST"]),

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from fedc2i.cli.data import app
 from fedc2i.core.errors import UserError
 from fedc2i.data import converted_files, digit5
+from fedc2i.data.federation import DataOptions
 from support.published_files import digits, write_npz, write_usps
 
 
@@ -153,7 +154,7 @@ def test_other_published_files_have_a_place_of_their_own(tmp_path: Path) -> None
 
     def used() -> list[tuple[str, str]]:
         before = entry()
-        digit5.load("usps", data_dir=None, image_size=None)
+        digit5.load("usps", DataOptions())
         return [before, entry()]
 
     path = usps(tmp_path)

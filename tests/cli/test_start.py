@@ -89,7 +89,7 @@ def test_completion_names_commands_and_options() -> None:
 
 def test_a_run_touches_few_modules(tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "count_modules.py"
-    command = [sys.executable, str(script), "run", "fedc2i", "--data", "embedded", "--rounds", "1"]
+    command = [sys.executable, str(script), "run", "fedc2i", "--data", "digits", "--rounds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     counts = re.search(r"^(\d+) modules imported, (\d+) with a function that ran$", done.stdout, re.MULTILINE)
     assert counts

@@ -10,19 +10,20 @@ import pytest
 from fedc2i import UserError
 from fedc2i.core.errors import flaw, nearest
 from fedc2i.data import sources
+from fedc2i.data.federation import InputSpec
 from fedc2i.methods import registry
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.models import named
+from fedc2i.models import networks
 from fedc2i.runs import settings
 from fedc2i.runs.plan import parse_method, prepare
 
 MISTYPED: dict[str, tuple[Callable[[], object], str]] = {
     "method": (lambda: registry.get("fedc2"), "fedc2i"),
     "option": (lambda: parse_method("fedc2i:gama=2"), "gamma"),
-    "setting": (lambda: prepare(["fedc2i"], {"round": 3}, "embedded"), "rounds"),
+    "setting": (lambda: prepare(["fedc2i"], {"round": 3}, "digits"), "rounds"),
     "setting of a file": (lambda: settings.make(FedC2I, {"lr_": 3}), "lr"),
-    "model": (lambda: named.build("lenet-wyde", 10, (3, 32, 32)), "lenet-wide"),
-    "data": (lambda: sources.load("Embeded", data_dir=None, image_size=None), "embedded"),
+    "model": (lambda: networks.build("lenet-wyde", 10, InputSpec((3, 32, 32))), "lenet-wide"),
+    "data": (lambda: sources.load("digit", data_dir=None, image_size=None), "digits"),
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from fedc2i.core.errors import UserError
 from fedc2i.data import converted_files, digit5
+from fedc2i.data.federation import DataOptions
 from support.published_files import write_usps
 
 
@@ -97,13 +98,13 @@ def test_a_damaged_or_bare_cache_file_is_not_used(tmp_path: Path, monkeypatch: p
     data = tmp_path / "data"
     data.mkdir()
     write_usps(data, 1200, 100)
-    digit5.load("usps", data_dir=data, image_size=None)
+    digit5.load("usps", DataOptions(data))
     file = converted_files.file_of("digit5", "usps")
     manifest = file.with_suffix(".manifest.json")
     content = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**content, "sha256": "0" * 64}))
     with pytest.raises(UserError, match="its checksum differs"):
-        digit5.load("usps", data_dir=data, image_size=None)
+        digit5.load("usps", DataOptions(data))
     manifest.unlink()
     with pytest.raises(UserError, match=r"usps\.npz: no manifest beside it, run `fedc2i data prepare usps` again"):
-        digit5.load("usps", data_dir=data, image_size=None)
+        digit5.load("usps", DataOptions(data))

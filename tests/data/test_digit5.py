@@ -12,6 +12,7 @@ from sklearn.model_selection import StratifiedShuffleSplit
 
 from fedc2i.core.errors import UserError
 from fedc2i.data import benchmark_cut, catalog, converted_files, digit5, images
+from fedc2i.data.federation import DataOptions
 from support.published_files import digits, write_idx, write_mat, write_npz, write_png_folder, write_usps
 from support.real_data import SHARED, needs
 
@@ -31,10 +32,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @needs("digit5")
 def test_preset_on_the_real_data() -> None:
-    federation = digit5.load("", data_dir=SHARED, image_size=None)
+    federation = digit5.load("", DataOptions(SHARED))
     assert federation.name == "digit5"
     assert federation.names == ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST-M")
-    assert federation.image_shape == (3, 32, 32)
+    assert federation.input.shape == (3, 32, 32)
     assert federation.classes == tuple("0123456789")
     assert (federation.preset["model"], federation.preset["rounds"]) == ("lenet-wide", 20)
     assert federation.averages == {"Avg-4": ("MNIST", "SVHN", "USPS", "MNIST-M")}
@@ -50,7 +51,7 @@ def test_preset_on_the_real_data() -> None:
 
 @needs("digit5")
 def test_choice_of_domains_and_size_on_the_real_data() -> None:
-    federation = digit5.load("usps,mnist", data_dir=SHARED, image_size=28)
+    federation = digit5.load("usps,mnist", DataOptions(SHARED, image_size=28))
     assert (federation.name, federation.names, federation.notes) == ("digit5:usps,mnist", ("USPS", "MNIST"), ())
     stored = np.load(SHARED / "digit5" / "mnist.npz")
     train, validation = federation.clients[1].train, federation.clients[1].validation
@@ -89,19 +90,19 @@ def test_every_published_format_is_found_and_converted_once(tmp_path: Path, own_
     for key, folder in FOLDERS.items():
         write_published(data / folder, key)
     assert {entry.state for entry in catalog.locate(catalog.select("digit5"), data)} == {"raw"}
-    first = digit5.load("", data_dir=data, image_size=None)
+    first = digit5.load("", DataOptions(data))
     assert first.names == ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST-M")
     assert first.notes == (digit5.MEMBERS_NOTE,), "neither a stand-in nor a re-cut"
     assert sorted(path.name for path in own_cache.rglob("*.npz")) == sorted(f"{key}.npz" for key in FOLDERS)
     (tmp_path / "empty").mkdir()
-    again = digit5.load("", data_dir=tmp_path / "empty", image_size=None)
+    again = digit5.load("", DataOptions(tmp_path / "empty"))
     assert again.checksums == first.checksums
     assert again.notes == first.notes
 
 
 def test_conversion_is_fedbn_s_cut(tmp_path: Path) -> None:
     write_published(tmp_path / "svhn", "svhn")
-    digit5.load("svhn", data_dir=tmp_path, image_size=None)
+    digit5.load("svhn", DataOptions(tmp_path))
     stored = np.load(converted_files.file_of("digit5", "svhn"))
     x = np.concatenate([digits(count, 32)[0] for count in (1200, 150)])
     y = np.concatenate([digits(count, 32)[1] for count in (1200, 150)])
@@ -117,64 +118,64 @@ def test_numbers_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(digit5, "KEPT_TEST", 50)
     for key, kept in (("mnist", 270), ("usps", 270), ("svhn", 50)):
         write_published(tmp_path / key, key)
-        digit5.load(key, data_dir=tmp_path, image_size=None)
+        digit5.load(key, DataOptions(tmp_path))
         stored = np.load(converted_files.file_of("digit5", key))
         assert (len(stored["y_train"]), len(stored["y_test"])) == (900, kept)
 
 
 def test_mnistm_as_npz(tmp_path: Path) -> None:
     write_npz(tmp_path / "mnist_m.npz", digits(1200, 28), digits(150, 28))
-    assert digit5.load("mnistm", data_dir=tmp_path, image_size=None).names == ("MNIST-M",)
+    assert digit5.load("mnistm", DataOptions(tmp_path)).names == ("MNIST-M",)
 
 
 def test_files_of_fashion_mnist_are_not_taken_for_mnist(tmp_path: Path) -> None:
     write_published(tmp_path / "FashionMNIST" / "raw", "mnist")
     with pytest.raises(UserError, match="no data for MNIST"):
-        digit5.load("mnist", data_dir=tmp_path, image_size=None)
+        digit5.load("mnist", DataOptions(tmp_path))
 
 
 def test_npz_comes_first_and_a_synth_npz_is_a_stand_in(tmp_path: Path) -> None:
     write_published(tmp_path / "SynthDigits", "synth")
     write_npz(tmp_path / "synth.npz", digits(900, 28), digits(2500, 28))
-    federation = digit5.load("synth", data_dir=tmp_path, image_size=None)
+    federation = digit5.load("synth", DataOptions(tmp_path))
     assert federation.notes == (digit5.STAND_IN_NOTE,)
     assert federation.clients[0].test.y.bincount().tolist() == [200] * 10
 
 
 def test_a_test_list_with_too_few_of_a_class_is_used_whole(tmp_path: Path) -> None:
     write_npz(tmp_path / "usps.npz", digits(900, 28), digits(1860, 28))
-    federation = digit5.load("usps", data_dir=tmp_path, image_size=None)
+    federation = digit5.load("usps", DataOptions(tmp_path))
     assert len(federation.clients[0].test) == 1860
 
 
 def test_missing_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_npz(tmp_path / "usps.npz", digits(900, 28), digits(100, 28))
     with pytest.raises(UserError, match=r"no data for MNIST, SVHN, SynthDigits, MNIST-M in .*`fedc2i data ls`"):
-        digit5.load("", data_dir=tmp_path, image_size=None)
+        digit5.load("", DataOptions(tmp_path))
     with pytest.raises(UserError, match="absent: no such folder"):
-        digit5.load("", data_dir=tmp_path / "absent", image_size=None)
+        digit5.load("", DataOptions(tmp_path / "absent"))
     monkeypatch.setenv("FEDC2I_DATA", str(tmp_path))
-    assert digit5.load("usps", data_dir=None, image_size=None).names == ("USPS",)
+    assert digit5.load("usps", DataOptions()).names == ("USPS",)
     monkeypatch.delenv("FEDC2I_DATA")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no data for USPS in 'data'"):
-        digit5.load("usps", data_dir=None, image_size=None)
+        digit5.load("usps", DataOptions())
 
 
 def test_too_few_training_images(tmp_path: Path) -> None:
     write_npz(tmp_path / "usps.npz", digits(800, 28), digits(100, 28))
     with pytest.raises(UserError, match="USPS has 800 training images, the benchmark takes 817"):
-        digit5.load("usps", data_dir=tmp_path, image_size=None)
+        digit5.load("usps", DataOptions(tmp_path))
     write_usps(tmp_path, 10, 5)
     (tmp_path / "usps.npz").unlink()
     with pytest.raises(UserError, match=r"usps\.bz2: cannot be split"):
-        digit5.load("usps", data_dir=tmp_path, image_size=None)
+        digit5.load("usps", DataOptions(tmp_path))
 
 
 @pytest.mark.parametrize("argument", ["mnist,mnist", "cifar", "mnist,", ",", "MNIST"])
 def test_bad_choice_of_domains(tmp_path: Path, argument: str) -> None:
     with pytest.raises(UserError, match="allowed are mnist, svhn, usps, synth, mnistm, each once"):
-        digit5.load(argument, data_dir=tmp_path, image_size=None)
+        digit5.load(argument, DataOptions(tmp_path))
 
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.integers(1, 5), st.integers(0, 5))

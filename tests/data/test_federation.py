@@ -21,8 +21,8 @@ def federation(train: list[list[int]], test: list[list[int]]) -> Federation:
 
 
 def test_one_line_when_all_is_well() -> None:
-    (line,) = load("embedded:scans,ink").describe()
-    assert line.startswith("embedded:scans,ink: 2 clients, 10 classes, images 28x28; train/validation/test: ")
+    (line,) = load("digits:scans,ink").describe()
+    assert line.startswith("digits:scans,ink: 2 clients, 10 classes, images 28x28; train/validation/test: ")
     assert line.endswith(": Scans 300/50/249, Ink 300/50/249")
 
 
@@ -50,4 +50,4 @@ def test_many_clients_stay_readable() -> None:
 
 
 def test_counts_of_every_split() -> None:
-    assert load("embedded:fonts").samples() == {"Fonts": {"train": 300, "validation": 50, "test": 240}}
+    assert load("digits:fonts").samples() == {"Fonts": {"train": 300, "validation": 50, "test": 240}}

@@ -14,11 +14,11 @@ from PIL import Image
 
 from fedc2i.core.errors import UserError
 from fedc2i.data import folder
-from fedc2i.data.federation import Federation
+from fedc2i.data.federation import DataOptions, Federation
 
 
 def load(root: Path, image_size: int | None = 8) -> Federation:
-    return folder.load(str(root), data_dir=None, image_size=image_size)
+    return folder.load(str(root), DataOptions(image_size=image_size))
 
 
 def picture(path: Path, value: int = 0, size: tuple[int, int] = (8, 8)) -> None:
@@ -119,7 +119,7 @@ def test_all_kinds_of_images_and_sizes(tmp_path: Path) -> None:
     Image.new("RGBA", (40, 30), (128, 128, 128, 255)).save(place / "4 opaque.png")
     Image.new("RGBA", (40, 30), (0, 0, 0, 0)).save(place / "5 transparent.png")
     Image.fromarray(grey > 0).save(place / "6 bilevel.png")
-    assert load(tmp_path, None).image_shape == (3, 32, 32)
+    assert load(tmp_path, None).input.shape == (3, 32, 32)
     assert values(load(tmp_path))["a", "train", "x"] == [128, 128, 128, 128, 128, 255, 255]
 
 
@@ -141,6 +141,6 @@ def test_linked_folders_elsewhere_are_followed(tmp_path: Path) -> None:
 
 def test_a_directory_is_needed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a directory is needed"):
-        folder.load("", data_dir=None, image_size=None)
+        folder.load("", DataOptions())
     with pytest.raises(UserError, match="not a readable directory"):
         load(tmp_path / "nowhere")

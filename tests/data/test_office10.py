@@ -11,6 +11,7 @@ from PIL import Image
 from fedc2i.core.errors import UserError
 from fedc2i.data import converted_files, office10
 from fedc2i.data.catalog import OFFICE_CLASSES
+from fedc2i.data.federation import DataOptions
 from support.real_data import SHARED, needs
 
 SIZES = {"amazon": (766, 192), "caltech": (898, 225), "dslr": (125, 32), "webcam": (236, 59)}
@@ -23,9 +24,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs("office10")
 def test_preset_on_the_real_data() -> None:
-    federation = office10.load("", data_dir=SHARED, image_size=None)
+    federation = office10.load("", DataOptions(SHARED))
     assert federation.names == ("Amazon", "Caltech", "DSLR", "WebCam")
-    assert federation.image_shape == (3, 64, 64)
+    assert federation.input.shape == (3, 64, 64)
     assert federation.classes == OFFICE_CLASSES
     assert (federation.preset["model"], federation.preset["rounds"]) == ("lenet5", 40)
     assert federation.notes == ()
@@ -36,7 +37,7 @@ def test_preset_on_the_real_data() -> None:
 
 @needs("office10")
 def test_training_and_validation_do_not_overlap_on_the_real_data() -> None:
-    federation = office10.load("amazon", data_dir=SHARED, image_size=64)
+    federation = office10.load("amazon", DataOptions(SHARED, image_size=64))
     stored = np.load(SHARED / "office10" / "amazon.npz")
     y = stored["y_train"]
     rank = np.array([(y[:row] == y[row]).sum() for row in range(len(y))])
@@ -69,7 +70,7 @@ def test_split_names_are_those_of_the_real_data(domain: str) -> None:
 def test_the_original_images_give_the_published_arrays(tmp_path: Path) -> None:
     stored = np.load(SHARED / "office10" / "webcam.npz")
     (tmp_path / "webcam").symlink_to(SHARED / "office10" / "images" / "webcam", target_is_directory=True)
-    assert office10.load("webcam", data_dir=tmp_path, image_size=None).notes == ()
+    assert office10.load("webcam", DataOptions(tmp_path)).notes == ()
     written = np.load(converted_files.file_of("office10", "webcam"))
     for key in ("x_train", "y_train", "x_test", "y_test"):
         np.testing.assert_array_equal(written[key], stored[key])
@@ -90,7 +91,7 @@ def test_the_split_names_set_members_and_order(tmp_path: Path, monkeypatch: pyte
     folder = write_folder(tmp_path / "dslr")
     train = [f"{name}/frame_{row:04}.jpg" for row in (3, 0) for name in reversed(OFFICE_CLASSES)]
     monkeypatch.setattr(office10, "split_names", lambda domain: (train, ["mug/frame_0001.jpg"]))
-    federation = office10.load("dslr", data_dir=tmp_path, image_size=None)
+    federation = office10.load("dslr", DataOptions(tmp_path))
     assert federation.clients[0].train.y.tolist() == [*range(9, -1, -1)] * 2
     assert federation.clients[0].test.y.tolist() == [8]
     with Image.open(folder / "mug" / "frame_0001.jpg") as image:
@@ -100,14 +101,14 @@ def test_the_split_names_set_members_and_order(tmp_path: Path, monkeypatch: pyte
 
 def test_a_folder_of_other_images_gets_a_stratified_split(tmp_path: Path) -> None:
     write_folder(tmp_path / "office" / "dslr")
-    federation = office10.load("dslr", data_dir=tmp_path, image_size=None)
+    federation = office10.load("dslr", DataOptions(tmp_path))
     missing = next(name for name in office10.split_names("dslr")[0] if int(name[-8:-4]) > 4)
     (note,) = federation.notes
     assert missing in note
     assert "stratified 80/20" in note
     assert federation.clients[0].train.y.bincount().tolist() == [4] * 10
     assert federation.clients[0].test.y.bincount().tolist() == [1] * 10
-    again = office10.load("dslr", data_dir=tmp_path, image_size=None)
+    again = office10.load("dslr", DataOptions(tmp_path))
     assert (again.checksums, again.notes) == (federation.checksums, federation.notes)
 
 
@@ -115,27 +116,27 @@ def test_other_classes_are_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "caltech")
     (folder / "mug").rename(folder / "041.coffee-mug")
     with pytest.raises(UserError, match=r"'041\.coffee-mug' is not known, allowed are back_pack, bike"):
-        office10.load("caltech", data_dir=tmp_path, image_size=None)
+        office10.load("caltech", DataOptions(tmp_path))
     (folder / "041.coffee-mug").rename(tmp_path / "aside")
     with pytest.raises(UserError, match="'mug' is missing"):
-        office10.load("caltech", data_dir=tmp_path, image_size=None)
+        office10.load("caltech", DataOptions(tmp_path))
 
 
 def test_damaged_image_too_few_and_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = write_folder(tmp_path / "dslr") / "mug" / "frame_0001.jpg"
     image.write_bytes(image.read_bytes()[:300])
     with pytest.raises(UserError, match=r"frame_0001\.jpg: cannot be read as an image"):
-        office10.load("dslr", data_dir=tmp_path, image_size=None)
+        office10.load("dslr", DataOptions(tmp_path))
     write_folder(tmp_path / "webcam", per_class=1)
     with pytest.raises(UserError, match="webcam: cannot be split"):
-        office10.load("webcam", data_dir=tmp_path, image_size=None)
+        office10.load("webcam", DataOptions(tmp_path))
     monkeypatch.setattr(office10, "MAX_IMAGES", 3)
     with pytest.raises(UserError, match="40 images, allowed are 3"):
-        office10.load("dslr", data_dir=tmp_path, image_size=None)
+        office10.load("dslr", DataOptions(tmp_path))
 
 
 def test_npz_with_classes_in_another_order(tmp_path: Path) -> None:
     x, y = np.zeros((10, 64, 64, 3), dtype=np.uint8), np.arange(10)
     np.savez(tmp_path / "dslr.npz", x_train=x, y_train=y, x_test=x, y_test=y, classes=np.array(OFFICE_CLASSES[::-1]))
     with pytest.raises(UserError, match=r"dslr\.npz: .*its classes are"):
-        office10.load("dslr", data_dir=tmp_path, image_size=None)
+        office10.load("dslr", DataOptions(tmp_path))

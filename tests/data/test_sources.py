@@ -20,8 +20,8 @@ def test_dispatch_with_argument_and_size(tmp_path: Path) -> None:
     write_client(tmp_path)
     federation = load(f"arrays:{tmp_path}", image_size=16)
     assert federation.names == ("a",)
-    assert federation.image_shape == (3, 16, 16)
-    assert load("embedded:ink").names == ("Ink",)
+    assert federation.input.shape == (3, 16, 16)
+    assert load("digits:ink").names == ("Ink",)
 
 
 def test_argument_may_hold_a_colon(tmp_path: Path) -> None:
@@ -32,29 +32,28 @@ def test_argument_may_hold_a_colon(tmp_path: Path) -> None:
 
 
 def test_partition_and_seed_are_passed_on() -> None:
-    first = load("embedded:fonts", partition="dirichlet:3:0.5", seed=1)
+    first = load("digits:fonts", partition="dirichlet:3:0.5", seed=1)
     assert first.names == ("Fonts/1", "Fonts/2", "Fonts/3")
     assert first.preset["model"] == "lenet5"
-    other = load("embedded:fonts", partition="dirichlet:3:0.5", seed=2)
+    other = load("digits:fonts", partition="dirichlet:3:0.5", seed=2)
     assert first.checksums != other.checksums
 
 
-@pytest.mark.parametrize("spec", ["", "mnist", "Embedded", "os", "partition:iid", "../embedded", ":x"])
+@pytest.mark.parametrize("spec", ["", "mnist", "Digits", "os", "partition:iid", "../digits", ":x"])
 def test_unknown_sources(spec: str) -> None:
-    known = "allowed are embedded, digit5, office10, folder, arrays"
-    with pytest.raises(UserError, match=rf"is unknown( \(did you mean 'embedded'\?\))?, {known}"):
+    with pytest.raises(UserError, match=r"is unknown( \(did you mean 'digits'\?\))?, allowed are heart, digits, "):
         load(spec)
 
 
 @pytest.mark.parametrize("size", [7, 513, -28, 0, 28.0, "28", True])
 def test_image_size_out_of_range(size: object) -> None:
     with pytest.raises(UserError, match="allowed are whole numbers from 8 to 512"):
-        load("embedded", image_size=size)  # type: ignore[arg-type]
+        load("digits", image_size=size)  # type: ignore[arg-type]
 
 
 def test_errors_of_the_partition_reach_the_caller() -> None:
     with pytest.raises(UserError, match="partition 'iid' is not understood"):
-        load("embedded:ink", partition="iid")
+        load("digits:ink", partition="iid")
 
 
 @pytest.mark.parametrize("module", [sources, arrays])

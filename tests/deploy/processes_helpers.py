@@ -113,7 +113,7 @@ def new_link(folder: Path) -> SuperLink:
 def new_node(folder: Path, link: SuperLink, kind: type[SuperNode] = SuperNode) -> SuperNode:
     """A new site that knows the SuperLink, which does not know the site; its name is the folder's."""
     coordinator, authority = f"127.0.0.1:{link.own.port}", link.own.authority
-    return kind(make_site(folder, folder.name, "embedded", coordinator, authority=authority, check=False)[0])
+    return kind(make_site(folder, folder.name, "digits", coordinator, authority=authority, check=False)[0])
 
 
 def register(link: SuperLink, node: SuperNode) -> bytes:

@@ -42,7 +42,7 @@ def assert_same_accuracies(mine: dict[str, Any], theirs: dict[str, Any]) -> None
 
 
 def in_process(method: str, sites: tuple[str, ...], **settings: Any) -> dict[str, Any]:
-    return summary_of(fedc2i.run(method, fedc2i.load("embedded").select(sites), model="lenet5", **settings))
+    return summary_of(fedc2i.run(method, fedc2i.load("digits").select(sites), model="lenet5", **settings))
 
 
 def test_two_real_sites_give_the_numbers_of_the_in_process_engine(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ class Federation:
         words = ("--host", "localhost", "--port", str(port))
         assert command("coordinator", "init", str(self.coordinator), *words).returncode == 0
         for name in sites:
-            words = ("--name", name, "--data", "embedded", "--client", name, "--coordinator", f"127.0.0.1:{port}")
+            words = ("--name", name, "--data", "digits", "--client", name, "--coordinator", f"127.0.0.1:{port}")
             words += ("--ca", str(self.coordinator / "ca.crt"))
             done = command("site", "init", str(folder / name), *words)
             assert done.returncode == 0, done.stderr

@@ -130,7 +130,7 @@ def test_the_data_folder_is_stored_absolute(tmp_path: Path, monkeypatch: pytest.
     ],
 )
 def test_no_site_is_made_of_wrong_arguments(tmp_path: Path, changed: dict[str, Any], reason: str) -> None:
-    named = {"name": "a", "data": "embedded:scans", "coordinator": CENTRE, **changed}
+    named = {"name": "a", "data": "digits:scans", "coordinator": CENTRE, **changed}
     assert reason in refusal(site_folder.make_site, tmp_path / "a", **named)
     assert not any(tmp_path.iterdir())
 
@@ -176,7 +176,7 @@ def test_reading_a_site(hospital: Path) -> None:
     assert "`fedc2i site init`" in refusal(read_site, hospital / "nowhere")
 
 
-SITE = {"name": "a", "data": "embedded", "coordinator": CENTRE}
+SITE = {"name": "a", "data": "digits", "coordinator": CENTRE}
 COORDINATOR = {"hosts": ["a.org"], "port": 9092, "bind": "127.0.0.1"}
 
 
@@ -270,7 +270,7 @@ def test_sites_are_admitted_listed_and_removed(tmp_path: Path, centre: Path, hos
     assert "already" in run("coordinator", "admit", centre, request)
     assert (centre / "sites" / "hospital-a.pub").read_bytes() == (hospital / "site.pub").read_bytes()
     assert run("coordinator", "sites", centre).split() == ["site", "key", "hospital-a", own]
-    common = ("--name", "hospital-a", "--data", "embedded", "--coordinator", CENTRE, "--no-check")
+    common = ("--name", "hospital-a", "--data", "digits", "--coordinator", CENTRE, "--no-check")
     printed = run("site", "init", tmp_path / "again", *common, "--ca", centre / "ca.crt")
     assert printed.startswith("The data was not looked at.\n")
     assert "ca.crt: authority: valid until" in printed
@@ -344,7 +344,7 @@ def test_a_key_is_changed_in_two_steps(centre: Path, hospital: Path) -> None:
 
 
 def test_a_site_is_run_by_one_program_at_a_time(tmp_path: Path) -> None:
-    own, _ = site_folder.make_site(tmp_path / "a", "a", "embedded", CENTRE, client="Scans", check=False)
+    own, _ = site_folder.make_site(tmp_path / "a", "a", "digits", CENTRE, client="Scans", check=False)
     with own.locked(), pytest.raises(UserError, match="this site is running already"), own.locked():
         pass
     with own.locked():

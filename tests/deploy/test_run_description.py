@@ -15,6 +15,7 @@ pytest.importorskip("flwr.app")
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import names
 from fedc2i.core.version import __version__
+from fedc2i.data.federation import InputSpec
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.deploy.run_description import describe, fingerprint, own_files, reject_local_imports, understand
 from fedc2i.methods.base import Method
@@ -48,7 +49,7 @@ def tiny(classes, image_shape):
 
 
 def plan(method: str = "fedavg", **more: Any) -> Plan:
-    federation = RemoteFederation("sites", blank_clients(("a", "b"), (3, 16, 16)), ("no", "yes", "λ"))
+    federation = RemoteFederation("sites", blank_clients(("a", "b"), InputSpec((3, 16, 16))), ("no", "yes", "λ"))
     return prepare([method], {"model": "lenet5", "rounds": 3, "engine": "flower", **more}, federation)[0]
 
 
@@ -226,7 +227,7 @@ def settings_with(**more: Any) -> dict[str, Any]:
     [
         ({"version": "99.1.0"}, f"this site has fedc2i {__version__}, the coordinator 99.1.0"),
         ({"classes": ["a", "b"]}, OTHER_MODEL),
-        ({"image": [3, 20, 20]}, OTHER_MODEL),
+        ({"input": {"shape": [3, 20, 20], "dtype": "uint8"}}, OTHER_MODEL),
         ({"fingerprint": "0" * 12}, OTHER_MODEL),
         (settings_with(method="nosuch"), "'nosuch'"),
         (settings_with(model="nosuch"), "nosuch"),

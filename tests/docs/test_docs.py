@@ -24,7 +24,7 @@ WHOLE = ("docs/add-a-method.md", "docs/privacy.md")
 
 # The same five clients with a tenth of their images, so that a snippet runs unchanged but sooner.
 SMALL = """
-from fedc2i.data import embedded as _embedded
+from fedc2i.data import digits as _embedded
 for _sizes in (_embedded.SCANNED, _embedded.RENDERED):
     _sizes |= {part: size // 10 for part, size in _sizes.items()}
 """

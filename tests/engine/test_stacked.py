@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
-from fedc2i.data.federation import Federation
+from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.executors.stacked.stepper import GraphedFunction, Stepper
@@ -28,7 +28,7 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.max_pool import max_pool
 from fedc2i.models.model import Model, split
-from fedc2i.models.named import build
+from fedc2i.models.networks import build
 from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
 from support.method_checks import OF_THEIR_OWN, in_double
@@ -94,7 +94,7 @@ def test_as_one_after_the_other(
 @pytest.mark.parametrize("method", [FedAvg(), FedC2I()], ids=["fedavg", "fedc2i"])
 @pytest.mark.parametrize("name", ["lenet5", "lenet5-bn"])
 def test_lenet_in_single_precision(name: str, method: Method, make_federation: Callable[..., Federation]) -> None:
-    model = build(name, classes=4, image=(3, 16, 16))
+    model = build(name, 4, InputSpec((3, 16, 16)))
     both = partial(run, method, model, make_federation(sizes=(12, 20, 7)), rounds=2, **vars(SMOOTH))
     looped, stacked = both("looped")[0][0], both("stacked")[0][0]
     for mine, theirs in ((stacked.trained, looped.trained), (stacked.received, looped.received)):

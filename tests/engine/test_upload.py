@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import norms, row, stack
-from fedc2i.data.federation import Client, Federation, Split
+from fedc2i.data.federation import Client, Federation, InputSpec, Split
 from fedc2i.engine.attacks import KINDS, Attack, apply, by_kind, parse, read_resolved, resolved
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.exchange import process
@@ -27,7 +27,7 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedproto import FedProto
 from fedc2i.methods.pfedgraph import PFedGraph
-from fedc2i.models import named
+from fedc2i.models import networks
 from fedc2i.models.model import Model
 from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
@@ -380,7 +380,7 @@ def test_zeros_are_no_measure() -> None:
 
 
 def test_fedc2i_is_not_taken_over_by_a_huge_model(make_federation: Callable[..., Federation]) -> None:
-    federation, model = make_federation(sizes=(12, 20, 7, 9)), named.build("lenet5", 4, (3, 16, 16))
+    federation, model = make_federation(sizes=(12, 20, 7, 9)), networks.build("lenet5", 4, InputSpec((3, 16, 16)))
     _, open_to_all = run(FedC2I(), model, federation, "scaled:1e20@b", norm_bound=0.0)
     assert open_to_all[0].influence["influence_vector"][:, 1].tolist() == [1, 1, 1, 1]  # what the bound is for
     _, reports = run(FedC2I(), model, federation, "scaled:1e20@b")

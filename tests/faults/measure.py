@@ -64,8 +64,8 @@ def small(head: int = 16, side: int = 32) -> Any:
 
 
 def long(method: str, rounds: str, every: str) -> dict[str, Any]:
-    """Very many rounds on a cut of the embedded data."""
-    whole = fedc2i.load("embedded")
+    """Very many rounds on a cut of the digits data."""
+    whole = fedc2i.load("digits")
     few = [
         type(client)(client.name, client.train.take(range(40)), client.validation.take([]), client.test.take(range(20)))
         for client in whole.clients
@@ -80,7 +80,7 @@ def long(method: str, rounds: str, every: str) -> dict[str, Any]:
         "executor": "looped",
         "batch_size": 40,
     }
-    (plan,) = prepare([method], settings, data, small(side=data.image_shape[1]))
+    (plan,) = prepare([method], settings, data, small(side=data.input.shape[1]))
     result = execute(plan, observer=watch)
     assert len(result.rounds) == int(rounds)
     return watch.found()

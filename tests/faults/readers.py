@@ -19,6 +19,7 @@ from safetensors.torch import save
 
 from fedc2i.core.errors import UserError
 from fedc2i.data import arrays, converted_files, folder, formats, images
+from fedc2i.data.federation import DataOptions
 from fedc2i.deploy import coordinator_folder, keys, run_description, site_folder, tls
 from fedc2i.deploy.folder_settings import check_address, check_host
 from fedc2i.engine import checkpoint_file
@@ -222,7 +223,7 @@ READERS: dict[str, Reader] = {
         lambda path: (path / "run.toml").write_text(plan().config.to_toml()),
         lambda path: make(FedC2I, read_toml(path / "run.toml")),
     ),
-    "arrays": Reader(_client, lambda path: arrays.load(str(path), data_dir=None, image_size=16)),
+    "arrays": Reader(_client, lambda path: arrays.load(str(path), DataOptions(image_size=16))),
     "idx": Reader(_idx, lambda path: [formats.read_idx(path / name) for name in ("a.idx", "a.idx.gz")]),
     "mat": Reader(_mat, lambda path: [formats.read_mat(path / name) for name in ("a.mat", "b.mat")]),
     "usps": Reader(
@@ -238,7 +239,7 @@ READERS: dict[str, Reader] = {
         lambda path: formats.read_png_folder(path / "png", path / "png_labels.txt"),
         ("png_labels.txt",),
     ),
-    "folder": Reader(_folder, lambda path: folder.load(str(path), data_dir=None, image_size=8)),
+    "folder": Reader(_folder, lambda path: folder.load(str(path), DataOptions(image_size=8))),
     "manifest": Reader(
         lambda path: converted_files.write(path / "a.npz", {"x": np.arange(3)}, []),
         lambda path: converted_files.verify(path / "a.npz"),

@@ -75,7 +75,7 @@ def test_a_thousand_clients(method: str) -> None:
     assert found["peak"] - found["start"] < 4 * 2**20
 
 
-RUN = ("run", "fedavg", "--data", "embedded:scans,ink", "--model", "lenet5", "--rounds", "1", "--device", "cpu")
+RUN = ("run", "fedavg", "--data", "digits:scans,ink", "--model", "lenet5", "--rounds", "1", "--device", "cpu")
 SHORT = ("--set", "epochs=1", "--set", "executor=looped", "--set", "evaluate_every=0", "--set", "batch_size=256")
 
 

@@ -16,11 +16,12 @@ from fakes import identity, sent  # noqa: F401
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedc2i.core.errors import UserError
+from fedc2i.data.federation import InputSpec
 from fedc2i.flower import wire
 from fedc2i.flower.message_format import MOST_REASON, Answer, Introduction, Task, failure
 
 TASK = Task("run-seed3", 4, 3, -1, True, False, True, False, '{"λ": 1}')
-WHO = Introduction("Süd 1", {"train": 5, "validation": 0, "test": 2}, ("no", "yes"), (3, 28, 30))
+WHO = Introduction("Süd 1", {"train": 5, "validation": 0, "test": 2}, ("no", "yes"), InputSpec((3, 28, 30)))
 ANSWER = Answer(
     {"w": torch.tensor([1 / 3, -0.0]), "n": torch.tensor(3)},
     {"influence_vector": torch.tensor([1 / 3, 2 / 3])},
@@ -197,11 +198,27 @@ WRONG: dict[str, Any] = {
         {"train": True, "validation": 0, "test": 1},
     ],
     "classes": [None, [], [1, 2], ["a", "a"], ["a", ""], ["a\nb"], [["a"]], [str(n) for n in range(2**16 + 1)], 5],
-    "image": [None, [], [3, 28], [3, 28, 28, 1], [1, 28, 28], [3, 0, 28], [3, -1, 28], [3, 10**9, 10**9], "abc", 3],
+    "input": [
+        *(
+            None,
+            [],
+            "abc",
+            3,
+            {"shape": [3, 28, 28]},
+            {"shape": [4], "dtype": "float64"},
+            {"shape": 4, "dtype": "float32"},
+        ),
+        *({"shape": shape, "dtype": "float32"} for shape in ([], [0], [-1], [1.5], [2] * 5, [10**9])),
+        *({"shape": shape, "dtype": "uint8"} for shape in ([3, 28], [1, 28, 28], [3, 0, 28], [3, 10**9, 10**9])),
+    ],
 }
 
 
-TEXTS = [json.dumps({**asdict(WHO), name: value}) for name, own in WRONG.items() for value in own]
+TEXTS = [
+    json.dumps({**asdict(WHO), "input": WHO.input.to_json(), name: value})
+    for name, own in WRONG.items()
+    for value in own
+]
 TEXTS += ["", "[]", "3", "null", "[" * 10**5, '{"name": ' * 10**4, "{", "\x00"]
 
 

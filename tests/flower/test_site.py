@@ -102,7 +102,7 @@ def test_a_node_may_be_one_client_of_the_runs_data(arrays: str) -> None:
 
 @pytest.mark.parametrize(
     ("run", "node"),
-    [({}, {}), ({"data": "embedded"}, {}), ({}, {"partition-id": 0}), ({"data": ""}, {"partition-id": 0})],
+    [({}, {}), ({"data": "digits"}, {}), ({}, {"partition-id": 0}), ({"data": ""}, {"partition-id": 0})],
 )
 def test_a_node_with_neither_folder_nor_partition_is_rejected(run: dict[str, Any], node: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"^{NO_FOLDER}"):
@@ -110,7 +110,7 @@ def test_a_node_with_neither_folder_nor_partition_is_rejected(run: dict[str, Any
 
 
 def test_a_site_folder_comes_before_a_partition(tmp_path: Path, arrays: str) -> None:
-    make_site(tmp_path / "site", "north", "embedded", "localhost:9092", client="Scans", check=False)
+    make_site(tmp_path / "site", "north", "digits", "localhost:9092", client="Scans", check=False)
     found = home_of(context({"data": arrays}, **{"site": str(tmp_path / "site"), "partition-id": 0}))
     told = found.introduction()
     assert (told.name, told.classes) == ("north", tuple("0123456789"))

@@ -200,7 +200,7 @@ def test_looped_and_stacked_agree(
                     assert a == pytest.approx(b, rel=1e-3, abs=1e-5)
 
 
-# Four rounds on three of the embedded clients, where chance is 10 %: accuracy at a point, or of another prediction.
+# Four rounds on three of the digits clients, where chance is 10 %: accuracy at a point, or of another prediction.
 
 LEARNS: dict[str, dict[tuple[str, str], float]] = {
     "ditto": {("trained", "accuracy"): 45, ("received", "accuracy/global"): 35},
@@ -222,7 +222,7 @@ LEARNS: dict[str, dict[tuple[str, str], float]] = {
 
 @pytest.mark.parametrize("name", LEARNS)
 def test_it_learns(name: str) -> None:
-    federation = fedc2i.load("embedded")
+    federation = fedc2i.load("digits")
     three, settings = federation.select(federation.names[:3]), {"model": "lenet5-bn"} if name == "fedbn" else {}
     last = fedc2i.run(name, three, rounds=4, evaluate_every=4, **settings).rounds[-1]
     for (point, metric), least in LEARNS[name].items():

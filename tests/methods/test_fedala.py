@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, select
-from fedc2i.data.federation import Federation
+from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedala import FedALA
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models.model import Model, scale, split
-from fedc2i.models.named import build
+from fedc2i.models.networks import build
 from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
@@ -35,7 +35,7 @@ MIXING = {"mixing.head.weight", "mixing.head.bias"}
     ],
 )
 def test_which_tensors_are_mixed(layers: int, names: list[str]) -> None:
-    model = build("lenet5", 10, (3, 16, 16))
+    model = build("lenet5", 10, InputSpec((3, 16, 16)))
     method, params = FedALA(layers=layers), model.init(0)
     start = method.setup(params, model)
     assert list(start) == [*params, *(f"mixing.{name}" for name in names)]

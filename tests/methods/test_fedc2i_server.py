@@ -32,7 +32,7 @@ from fedc2i.methods.fedc2i_server import (
 from fedc2i.methods.local import Local
 from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, scale, split
-from fedc2i.models.named import build
+from fedc2i.models.networks import build
 from fedc2i.training.local import Batch
 from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
@@ -357,7 +357,7 @@ class Both(FedC2IServer):
 
 
 def test_it_learns_by_weights_that_are_nearly_the_exact_ones() -> None:
-    data = fedc2i.load("embedded")
+    data = fedc2i.load("digits")
     model = build("lenet5", len(data.classes), tuple(data.clients[0].train.x.shape[1:]))
     _, reports = run(Both(), model, data, rounds=4, evaluate_every=4, **vars(TrainingSettings()))
     assert reports[-1].mean("trained") > 40

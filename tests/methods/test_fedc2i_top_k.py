@@ -390,6 +390,6 @@ def test_a_newcomer_in_a_round_of_few(model: Model, six: Federation) -> None:
 
 
 def test_it_learns() -> None:
-    result = fedc2i.run(FedC2ITopK(k=1, refresh=100), "embedded", rounds=4, evaluate_every=4)
+    result = fedc2i.run(FedC2ITopK(k=1, refresh=100), "digits", rounds=4, evaluate_every=4)
     assert result.rounds[-1].bytes_down < 0.5 * result.rounds[0].bytes_down
     assert result.rounds[-1].mean("trained") > 40

@@ -17,7 +17,7 @@ from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import option, options_of
 from fedc2i.core.params import Params, row, stack
-from fedc2i.data.federation import Federation
+from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.client import LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
@@ -28,7 +28,7 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedprox import FedProx
 from fedc2i.methods.fedrep import FedRep
 from fedc2i.models.model import Model, scale
-from fedc2i.models.named import build
+from fedc2i.models.networks import build
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.training.local import Batch, draw_epochs, train
@@ -120,7 +120,7 @@ def test_mean_of_the_second_half_by_hand(steps: int, want: float) -> None:
 
 
 def lenet(name: str) -> Model:
-    return in_double(build(name, classes=4, image=(3, 16, 16)))
+    return in_double(build(name, 4, InputSpec((3, 16, 16))))
 
 
 def module_of(model: Model, params: Params) -> nn.Module:

@@ -230,15 +230,15 @@ def test_samples_show_the_first_test_image_of_each_class() -> None:
 @pytest.mark.parametrize(
     ("data", "engine", "wanted", "words"),
     [
-        ("embedded:scans,ink", "inprocess", False, "--no-samples"),
+        ("digits:scans,ink", "inprocess", False, "--no-samples"),
         ("folder:x", "inprocess", None, "only if you ask"),
         ("folder:x", "inprocess", True, "cannot be loaded here"),
-        ("embedded:scans,ink", "flower", True, "at the sites"),
+        ("digits:scans,ink", "flower", True, "at the sites"),
     ],
 )
 def test_why_there_are_no_images(data: str, engine: str, wanted: bool | None, words: str) -> None:
     result = made_up(ABC, {0: [[1, 2, 3]]})
-    blank = RemoteFederation(data, blank_clients(("a", "b", "c"), (3, 1, 1)), ABC.classes, digests={"a": "other"})
+    blank = RemoteFederation(data, blank_clients(("a", "b", "c")), ABC.classes, digests={"a": "other"})
     result = replace(result, federation=blank, config=replace(result.config, data=data, engine=engine))
     found = sample_images(result, wanted)
     assert not found.strips
@@ -253,7 +253,7 @@ def test_images_that_have_changed_since_are_not_shown(
     known = load(data)
     result = made_up(known, {0: [[1, 2, 3]]})
     for digests, shown in ((known.checksums, True), ({**known.checksums, "a": "other"}, False)):
-        blank = RemoteFederation(data, blank_clients(known.names, (3, 1, 1)), known.classes, digests=digests)
+        blank = RemoteFederation(data, blank_clients(known.names), known.classes, digests=digests)
         found = sample_images(replace(result, federation=blank), wanted=True)
         assert bool(found.strips) == shown
         assert ("is not what the run was trained on" in found.reason) != shown

@@ -283,7 +283,7 @@ def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     "damage",
     [
         lambda content: content[: content.index(b'"round": 5')],
-        lambda content: b"\n".join(content.split(b"\n")[:-5]) + b"\n",
+        lambda content: b"\n".join(content.split(b"\n")[:-9]) + b"\n",
         replaced(b'"client": "b"', b'"client": "q"'),
         replaced(b'"trained"', b'"tested"'),
         replaced(b'"value": ', b'"value": "x", "was": '),

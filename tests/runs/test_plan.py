@@ -273,11 +273,11 @@ def test_names_in_a_file_that_are_no_method(federation: Federation, plugin: Path
     ("name", "words"),
     [
         ("bare", r"own\.py:bare must return fedc2i\.split\(module, head=\.\.\.\), got Linear"),
-        ("one_argument", r"own\.py:one_argument\(classes, image_shape\): TypeError: "),
-        ("fails", r"own\.py:fails\(classes, image_shape\): KeyError: 'weights'"),
-        ("number", r"own\.py:number\(classes, image_shape\): TypeError: .*not callable"),
+        ("one_argument", r"own\.py:one_argument\(classes, shape\): TypeError: "),
+        ("fails", r"own\.py:fails\(classes, shape\): KeyError: 'weights'"),
+        ("number", r"own\.py:number\(classes, shape\): TypeError: .*not callable"),
         ("wide", "has 5 outputs, but the data has 4 classes"),
-        ("other_size", r"model 'tall' cannot read images of \(3, 16, 16\)"),
+        ("other_size", r"model 'tall' cannot read images 16x16"),
         ("missing", r"own\.py defines no 'missing'"),
     ],
 )

@@ -288,7 +288,7 @@ def test_whatever_is_asked_for_is_planned_or_refused(federation: Federation, ask
         assert plan.config.to_toml()
 
 
-sources = st.sampled_from(["folder", "arrays", "digit5", "office10", "embedded:x", "", "other"])
+sources = st.sampled_from(["folder", "arrays", "digit5", "office10", "digits:x", "", "other"])
 odd_text = st.text(st.characters(exclude_characters="/.", exclude_categories=()), min_size=1, max_size=12)
 
 

@@ -1,21 +1,28 @@
 """``arrays:DIR``: one ``<client>.npz`` per client, and `from_arrays` for arrays that are already in memory.
 
+Arrays of uint8 with three or four axes are images. Everything else is a table ``(N, features)``, signals
+``(N, channels, time)`` or numbers of any other shape, and is standardised.
+
 An archive holds ``x_train``, ``y_train``, ``x_test`` and ``y_test``, optionally ``x_validation`` and
 ``y_validation``, and ``classes``. Archives are read as untrusted, see `fedc2i.data.npz`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedc2i.core import memory
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.data import images, npz
-from fedc2i.data.federation import Client, Federation, Split
+from fedc2i.data.federation import Client, DataOptions, Federation, Split
 from fedc2i.data.folder import entries
+from fedc2i.data.scaling import Scale
+from fedc2i.data.scaling import scale as scaled
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL = ("x_validation", "y_validation")
@@ -23,20 +30,19 @@ COPIES = 2  # of a client's arrays in memory while they are read
 MAX_CLASSES = 10_000
 MOST_LISTED = 8  # clients in a line, and classes of each
 MIN_EDGE = 8  # shorter axes are channels
-SHAPES = "(N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W)"
+IMAGES = "(N, H, W), (N, H, W, 1), (N, H, W, 3), (N, 1, H, W) or (N, 3, H, W)"
 
 Array = np.ndarray[Any, Any]
 ClientArrays = Mapping[str, Array] | Sequence[Array]
 
 
-def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Federation:
+def load(argument: str, options: DataOptions) -> Federation:
     """Clients from a directory of NumPy archives.
 
     Args:
         argument: the directory, relative to the working directory; each ``<client>.npz`` in it becomes a client, in
             natural order of names.
-        data_dir: not used.
-        image_size: edge length to which all images are resized; without it they must all have one size.
+        options: ``image_size`` resizes all images, and ``scale`` standardises other inputs.
 
     Raises:
         UserError: for a damaged or too large archive, a missing or unknown array, or arrays that `from_arrays` refuses.
@@ -63,7 +69,9 @@ def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Fed
             f"{root}: 'classes' differs between clients: {lists}; write one list of all of them into every file, and "
             "number its labels by it"
         )
-    return from_arrays(clients, next(iter(named), None), name=f"arrays:{argument}", image_size=image_size)
+    return from_arrays(
+        clients, next(iter(named), None), name=f"arrays:{argument}", image_size=options.image_size, scale=options.scale
+    )
 
 
 def from_arrays(
@@ -72,16 +80,20 @@ def from_arrays(
     *,
     name: str = "arrays",
     image_size: int | None = None,
+    scale: Scale = "client",
 ) -> Federation:
     """A federation from arrays in memory; they are copied.
 
     Args:
         clients: by client name either ``(x_train, y_train, x_test, y_test)`` or a mapping with these keys
-            and, if there is one, ``x_validation`` and ``y_validation``. Images are uint8 0..255 of shape
-            `SHAPES`; labels are whole numbers from 0.
+            and, if there is one, ``x_validation`` and ``y_validation``. Samples are uint8 images of shape
+            `IMAGES`, or finite numbers ``(N, features)``, ``(N, channels, time)`` or ``(N, channels, ...)``, also as
+            a SciPy sparse matrix; labels are whole numbers from 0.
         classes: class names; without them the classes are ``0`` to the largest label of any client.
         name: the federation's name.
         image_size: edge length to which all images are resized; without it they must all have one size.
+        scale: numbers that are not images are standardised by the client's own training data (``client``), by all
+            training data (``federated``), or not at all (``none``).
 
     Raises:
         UserError: for missing arrays, a wrong type or shape, or a label that is out of range.
@@ -100,7 +112,7 @@ def from_arrays(
         Client(client, **{part: _split(arrays, part, image_size) for part in ("train", "validation", "test")})
         for client, arrays in checked.items()
     ]
-    return Federation(name=name, clients=tuple(built), classes=tuple(classes))
+    return Federation(name=name, clients=scaled(built, scale) if built else (), classes=tuple(classes))
 
 
 def _checked(where: str, given: ClientArrays) -> dict[str, Array]:
@@ -110,14 +122,14 @@ def _checked(where: str, given: ClientArrays) -> dict[str, Array]:
             raise UserError(f"{where}: {len(given)} arrays, expected are {', '.join(REQUIRED)}")
         given = dict(zip(REQUIRED, given, strict=True))
     _refuse_keys(where, given)
-    check = {"x": _images, "y": _labels}
-    arrays = {key: check[key[0]](f"{where}, {key}", np.asarray(array)) for key, array in given.items()}
+    check = {"x": _samples, "y": _labels}
+    arrays = {key: check[key[0]](f"{where}, {key}", _dense(f"{where}, {key}", own)) for key, own in given.items()}
     arrays.setdefault("x_validation", arrays["x_train"][:0])
     arrays.setdefault("y_validation", arrays["y_train"][:0])
     for part in ("train", "validation", "test"):
         x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if len(x) != len(y):
-            raise UserError(f"{where}: x_{part} has {len(x)} images but y_{part} has {len(y)} labels")
+            raise UserError(f"{where}: x_{part} has {len(x)} samples but y_{part} has {len(y)} labels")
     return arrays
 
 
@@ -134,21 +146,37 @@ def _refuse_keys(where: str, given: Collection[str]) -> None:
         )
 
 
+def _dense(where: str, array: Any) -> Array:
+    """An array; a sparse matrix is filled up with zeros, if memory allows."""
+    if not hasattr(array, "toarray"):
+        return np.asarray(array)
+    memory.require(where, 4 * math.prod(array.shape), "dense numbers", copies=COPIES)
+    return np.asarray(array.astype(np.float32).toarray())
+
+
+def _samples(where: str, x: Array) -> Array:
+    """Images channels-last or grey, or finite float32 numbers."""
+    if x.dtype == np.uint8 and x.ndim in (3, 4):
+        return _images(where, x)
+    if x.ndim < 2 or 0 in x.shape[1:]:
+        raise UserError(f"{where}: shape {x.shape}, allowed are (N, features), (N, channels, time) and images {IMAGES}")
+    if x.dtype.kind not in "biuf":
+        raise UserError(f"{where}: type {x.dtype}, allowed are numbers; fedc2i.from_table takes text and categories")
+    numbers = x.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        row = int(np.flatnonzero(~np.isfinite(numbers).reshape(len(x), -1).all(1))[0])
+        raise UserError(f"{where}: sample {row} holds a number that is missing, infinite or beyond float32")
+    return numbers
+
+
 def _images(where: str, x: Array) -> Array:
     shape = x.shape
-    if x.ndim not in (3, 4):
-        raise UserError(f"{where}: shape {shape}, allowed are {SHAPES} with H and W from {MIN_EDGE}; tables are not")
-    if x.dtype != np.uint8:
-        raise UserError(
-            f"{where}: type {x.dtype}, but uint8 images 0..255 are expected; convert numbers in 0..1 by "
-            "(255 * x).round().astype('uint8')"
-        )
     if x.ndim == 3:
         x = x[..., None]
-    elif x.ndim == 4 and shape[1] in (1, 3) and shape[3] not in (1, 3):
+    elif shape[1] in (1, 3) and shape[3] not in (1, 3):
         x = np.ascontiguousarray(x.transpose(0, 2, 3, 1))  # a view would keep the caller's memory
-    if x.ndim != 4 or x.shape[3] not in (1, 3) or min(x.shape[1:3]) < MIN_EDGE:
-        raise UserError(f"{where}: shape {shape}, allowed are {SHAPES} with H and W from {MIN_EDGE}")
+    if x.shape[3] not in (1, 3) or min(x.shape[1:3]) < MIN_EDGE:
+        raise UserError(f"{where}: shape {shape}, allowed are {IMAGES} with H and W from {MIN_EDGE}")
     return x[..., 0] if x.shape[3] == 1 else x
 
 
@@ -164,7 +192,8 @@ def _labels(where: str, y: Array) -> Array:
 
 def _split(arrays: Mapping[str, Array], part: str, image_size: int | None) -> Split:
     x = arrays[f"x_{part}"]
-    return Split.from_numpy(x if image_size is None else images.resize(x, image_size), arrays[f"y_{part}"])
+    resized = x if image_size is None or x.dtype != np.uint8 else images.resize(x, image_size)
+    return Split.from_numpy(resized, arrays[f"y_{part}"])
 
 
 def _read_archive(path: Path) -> dict[str, Array]:

@@ -15,7 +15,7 @@ import numpy as np
 from fedc2i.core.errors import UserError
 from fedc2i.data import catalog, formats, images
 from fedc2i.data.benchmark_cut import first_per_class, split_of, stratified_split
-from fedc2i.data.federation import Client, Federation
+from fedc2i.data.federation import Client, DataOptions, Federation
 from fedc2i.data.formats import Labelled, Labels
 
 PRESET: Mapping[str, Any] = {"model": "lenet-wide", "rounds": 20, "figure_rounds": (1, 2, 10, 20)}
@@ -31,20 +31,19 @@ RECUT_NOTE = "SVHN is a re-cut of the published photos, so its pixels differ fro
 MEMBERS_NOTE = "MNIST-M has other members than FedBN's."
 
 
-def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Federation:
+def load(argument: str, options: DataOptions) -> Federation:
     """The benchmark with its preset.
 
     Args:
         argument: domains in lower case, separated by commas; empty for all five.
-        data_dir: where the data lies; see `catalog.data_root` for None.
-        image_size: side of the images, 32 for None.
+        options: of these ``data_dir`` and ``image_size`` matter (32 by default).
 
     Raises:
         UserError: if data is missing, damaged or too small, or an argument is not allowed.
     """
-    size = image_size or IMAGE_SIZE
-    found = catalog.locate(catalog.choose("digit5", argument), data_dir)
-    catalog.require(found, data_dir)
+    size = options.image_size or IMAGE_SIZE
+    found = catalog.locate(catalog.choose("digit5", argument), options.data_dir)
+    catalog.require(found, options.data_dir)
     clients: list[Client] = []
     notes: list[str] = []
     for entry in found:

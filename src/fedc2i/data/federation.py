@@ -1,15 +1,18 @@
 """What every data source delivers: a `Federation` of `Client` records.
 
-Images stay ``uint8`` in ``(N, 3, H, W)`` layout from the file to the device; a model scales them when it reads them.
+Samples are tensors of any shape. Images stay ``uint8`` in ``(N, 3, H, W)`` layout from the file to the device, and a
+model scales them when it reads them. Everything else (tables, signals, features) is ``float32`` and scaled already.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,18 +20,72 @@ from torch import Tensor
 
 from fedc2i.core.errors import UserError
 
+MOST_AXES, MOST_NUMBERS = 4, 2**22  # of one sample
 MOST_NAMED = 8  # clients or classes listed in a line of text
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """Shape and type of one sample: uint8 images ``(3, H, W)``, or float32 of any shape."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.uint8
+
+    @classmethod
+    def of(cls, x: Tensor) -> InputSpec:
+        """Of the samples ``x`` ``(N, ...)``."""
+        return cls(tuple(x.shape[1:]), x.dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
+
+    @classmethod
+    def from_json(cls, values: Any) -> InputSpec:
+        """Reads `to_json`, which may come from a stranger.
+
+        Raises:
+            ValueError: if it is something else, or far too large.
+        """
+        shape, dtype = tuple(values["shape"]), {"uint8": torch.uint8, "float32": torch.float32}.get(values["dtype"])
+        sized = 0 < len(shape) <= MOST_AXES and all(type(side) is int and side > 0 for side in shape)
+        if dtype is None or not sized or math.prod(shape) > MOST_NUMBERS:
+            raise ValueError(f"samples of {values['dtype']} {shape}")
+        if dtype == torch.uint8 and (len(shape), shape[0]) != (3, 3):
+            raise ValueError(f"images of shape {shape}")
+        return cls(shape, dtype)
+
+    @property
+    def is_image(self) -> bool:
+        """Whether samples are pixels that a person can look at."""
+        return self.dtype == torch.uint8
+
+    def zeros(self, count: int) -> Tensor:
+        """Blank samples."""
+        return torch.zeros(count, *self.shape, dtype=self.dtype)
+
+    def noise(self, count: int) -> Tensor:
+        """Random samples, the same at every call: pixels of all values, or standard normal numbers."""
+        generator = torch.Generator().manual_seed(0)
+        if self.is_image:
+            return torch.randint(0, 256, (count, *self.shape), generator=generator, dtype=torch.uint8)
+        return torch.randn(count, *self.shape, generator=generator)
+
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.shape[1:] if self.is_image else self.shape))
+        kind = {1: "features", 2: "signals (channels x time)"}.get(len(self.shape), "inputs")
+        return f"images {size}" if self.is_image else f"{size} {kind}"
 
 
 @dataclass(frozen=True, repr=False)
 class Split:
-    """Some labelled images: ``x`` uint8 ``(N, 3, H, W)``, ``y`` int64 ``(N,)``."""
+    """Some labelled samples: ``x`` ``(N, ...)`` uint8 images or float32, ``y`` int64 ``(N,)``."""
 
     x: Tensor
     y: Tensor
 
     def __repr__(self) -> str:
-        return f"<Split of {len(self)} images {'x'.join(map(str, self.x.shape[1:]))}>"
+        return f"<Split of {len(self)} samples, {InputSpec.of(self.x)}>"
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -40,13 +97,41 @@ class Split:
 
     @classmethod
     def from_numpy(cls, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Split:
-        """From uint8 ``(N, H, W)``, ``(N, H, W, 1)`` or ``(N, H, W, 3)``; grey is repeated over three channels."""
+        """From floats ``(N, ...)``, or uint8 ``(N, H, W)``, ``(N, H, W, 1)`` or ``(N, H, W, 3)``, grey or in colour."""
+        labels = torch.from_numpy(np.asarray(y, dtype=np.int64).copy())
+        if x.dtype != np.uint8:
+            return cls(torch.from_numpy(np.array(x, dtype=np.float32)), labels)
         if x.ndim == 3:
             x = x[..., None]
         if x.shape[-1] == 1:
             x = np.repeat(x, 3, axis=-1)
         images = torch.from_numpy(np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
-        return cls(images, torch.from_numpy(np.asarray(y, dtype=np.int64).copy()))
+        return cls(images, labels)
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How data is read, whatever its source.
+
+    Attributes:
+        data_dir: where downloaded benchmarks lie; see `catalog.data_root` for None.
+        image_size: side of the images; None for the source's default.
+        scale: how inputs other than images are standardised; see `scaling.scale`.
+        target: the column of a table to predict.
+        clients: the column of a table that names each row's client.
+        split: the column of a table that says train, validation or test.
+        drop: columns of a table that are no inputs, separated by commas.
+        seed: of random splits.
+    """
+
+    data_dir: Path | None = None
+    image_size: int | None = None
+    scale: Literal["client", "federated", "none"] = "client"
+    target: str | None = None
+    clients: str | None = None
+    split: str | None = None
+    drop: str | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,6 +155,7 @@ class Federation:
         notes: what a reader of a result on this data must know (stand-ins, re-cuts).
         preset: default settings on this data (``model``, ``rounds``).
         averages: further averages that tables show beside ``Avg``: by title, the clients they are over.
+        attachments: texts by file name that a run folder stores with the result: how a table was encoded and split.
     """
 
     name: str
@@ -78,6 +164,7 @@ class Federation:
     notes: tuple[str, ...] = ()
     preset: Mapping[str, Any] = field(default_factory=dict)
     averages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    attachments: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -85,23 +172,24 @@ class Federation:
         names = [client.name for client in self.clients]
         if len(set(names)) != len(names):
             raise UserError(f"{self.name}: client names must differ, got {', '.join(names)}")
-        shape = self.clients[0].train.x.shape[1:]
         for client in self.clients:
             for part, split in (("train", client.train), ("validation", client.validation), ("test", client.test)):
-                self._check(f"{self.name}: client '{client.name}', {part}", split, part != "validation", shape)
+                self._check(f"{self.name}: client '{client.name}', {part}", split, part != "validation")
 
-    def _check(self, where: str, split: Split, needed: bool, shape: torch.Size) -> None:
+    def _check(self, where: str, split: Split, needed: bool) -> None:
         if len(split) == 0:
             if needed:
                 raise UserError(f"{where}: no samples")
             return
-        if split.x.dtype != torch.uint8 or split.x.ndim != 4 or split.x.shape[1] != 3:
-            raise UserError(f"{where}: images must be uint8 (N, 3, H, W), got {split.x.dtype} {tuple(split.x.shape)}")
-        if split.x.shape[0] != len(split):
-            raise UserError(f"{where}: {split.x.shape[0]} images but {len(split)} labels")
-        if split.x.shape[1:] != shape:
-            got, want = "x".join(map(str, split.x.shape[2:])), "x".join(map(str, shape[1:]))
-            raise UserError(f"{where}: images are {got}, but the first client's are {want}; all must have one size")
+        x, own, first = split.x, InputSpec.of(split.x), self.input
+        is_image = own.is_image and x.ndim == 4 and x.shape[1] == 3
+        if not is_image and (x.dtype != torch.float32 or x.ndim < 2):
+            got = f"{x.dtype} {tuple(x.shape)}"
+            raise UserError(f"{where}: samples must be uint8 images (N, 3, H, W) or float32 (N, ...), got {got}")
+        if x.shape[0] != len(split):
+            raise UserError(f"{where}: {x.shape[0]} samples but {len(split)} labels")
+        if own != first:
+            raise UserError(f"{where}: {own}, but the first client has {first}; all samples must have one shape")
         low, high = int(split.y.min()), int(split.y.max())
         if low < 0 or high >= len(self.classes):
             bad = low if low < 0 else high
@@ -113,10 +201,9 @@ class Federation:
         return tuple(client.name for client in self.clients)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """``(3, H, W)``."""
-        channels, height, width = self.clients[0].train.x.shape[1:]
-        return int(channels), int(height), int(width)
+    def input(self) -> InputSpec:
+        """Shape and type of one sample, the same at every client."""
+        return InputSpec.of(self.clients[0].train.x)
 
     def select(self, names: Sequence[str]) -> Federation:
         """Only these clients, in the order given.
@@ -142,10 +229,9 @@ class Federation:
         """What was read, in one line, and a warning for each thing that is probably a mistake."""
         sizes = [f"{name} {'/'.join(map(str, own.values()))}" for name, own in self.samples().items()]
         more = f", and {len(sizes) - MOST_NAMED} more" if len(sizes) > MOST_NAMED else ""
-        height, width = self.image_shape[1:]
         many = "s" * (len(self.clients) != 1)
         line = (
-            f"{self.name}: {len(self.clients)} client{many}, {len(self.classes)} classes, images {height}x{width}; "
+            f"{self.name}: {len(self.clients)} client{many}, {len(self.classes)} classes, {self.input}; "
             f"train/validation/test: {', '.join(sizes[:MOST_NAMED])}{more}"
         )
         warnings = self._warnings()
@@ -171,7 +257,7 @@ class Federation:
 
     @functools.cached_property
     def checksums(self) -> dict[str, str]:
-        """SHA-256 of every client's images and labels, which trace a number back to its data."""
+        """SHA-256 of every client's samples and labels, which trace a number back to its data."""
         return {client.name: _digest(client) for client in self.clients}
 
 

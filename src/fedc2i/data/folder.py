@@ -14,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ import numpy as np
 from fedc2i.core.errors import UserError
 from fedc2i.data import images
 from fedc2i.data.converted_files import WINDOWS_FILES
-from fedc2i.data.federation import Client, Federation, Split
+from fedc2i.data.federation import Client, DataOptions, Federation, Split
 from fedc2i.data.partition import stratified_order
 
 SIZE = 32
@@ -33,7 +35,7 @@ Files = list[tuple[str, Path]]  # (class, image file)
 Parts = dict[str, Files]  # by "train", "validation", "test"
 
 
-def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Federation:
+def load(argument: str, options: DataOptions) -> Federation:
     """Clients from a folder of image files.
 
     Classes are the union over all clients, and a client may lack some; clients and classes are in natural order
@@ -41,8 +43,7 @@ def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Fed
 
     Args:
         argument: the directory ``DIR``, relative to the working directory.
-        data_dir: not used.
-        image_size: edge length to which every image is resized, 32 if not given; aspect ratios are not kept.
+        options: of these ``image_size`` matters (32 by default; aspect ratios are not kept).
 
     Raises:
         UserError: for a layout that is not one of the two, an unreadable image, a client without training or
@@ -54,6 +55,12 @@ def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Fed
     directories = _directories(root, "a folder per client")
     if not directories:
         raise UserError(f"{root}: no client folders, expected {LAYOUTS}")
+    return replace(read_clients(directories, options.image_size or SIZE), name=f"folder:{argument}")
+
+
+def read_clients(directories: Sequence[Path], size: int) -> Federation:
+    """A federation of some clients' folders, with square images of this size."""
+    root = directories[0].parent
     given = [bool(_part_names(directory)) for directory in directories]
     if len(set(given)) == 2:
         with_parts, without = directories[given.index(True)].name, directories[given.index(False)].name
@@ -65,10 +72,10 @@ def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Fed
     found = {directory.name: read(directory) for directory in directories}
     classes = _classes(root, list(found.values()))
     clients = [
-        Client(name, **{part: _split(files, classes, image_size or SIZE) for part, files in parts.items()})
+        Client(name, **{part: _split(files, classes, size) for part, files in parts.items()})
         for name, parts in found.items()
     ]
-    return Federation(name=f"folder:{argument}", clients=tuple(clients), classes=classes)
+    return Federation(name="folder", clients=tuple(clients), classes=classes)
 
 
 def natural_key(name: str) -> tuple[list[str | int], str]:

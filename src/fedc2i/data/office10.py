@@ -20,7 +20,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.data import catalog, images
 from fedc2i.data.benchmark_cut import first_per_class, split_of, stratified_split
 from fedc2i.data.catalog import OFFICE_CLASSES
-from fedc2i.data.federation import Client, Federation
+from fedc2i.data.federation import Client, DataOptions, Federation
 from fedc2i.data.formats import Labelled
 
 PRESET: Mapping[str, Any] = {"model": "lenet5", "rounds": 40, "figure_rounds": (1, 4, 10, 40)}
@@ -29,20 +29,19 @@ TRAIN_PER_CLASS, VALIDATION_PER_CLASS = 25, 10
 MAX_IMAGES = 50_000
 
 
-def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Federation:
+def load(argument: str, options: DataOptions) -> Federation:
     """The benchmark with its preset.
 
     Args:
         argument: domains in lower case, separated by commas; empty for all four.
-        data_dir: where the data lies; see `catalog.data_root` for None.
-        image_size: side of the images, 64 for None.
+        options: of these ``data_dir`` and ``image_size`` matter (64 by default).
 
     Raises:
         UserError: if data is missing or damaged, or an argument is not allowed.
     """
-    size = image_size or IMAGE_SIZE
-    found = catalog.locate(catalog.choose("office10", argument), data_dir)
-    catalog.require(found, data_dir)
+    size = options.image_size or IMAGE_SIZE
+    found = catalog.locate(catalog.choose("office10", argument), options.data_dir)
+    catalog.require(found, options.data_dir)
     clients: list[Client] = []
     notes: list[str] = []
     for entry in found:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fedc2i.data.federation import Client, Federation, Split
+from fedc2i.data.federation import Client, Federation, InputSpec, Split
+
+PIXEL = InputSpec((3, 1, 1))  # where nobody looks at the samples
 
 
 @dataclass(frozen=True)
 class RemoteFederation(Federation):
-    """Only names, classes, image shape and sizes are known here; the images are blank.
+    """Only names, classes, shapes and sizes are known here; the samples are blank.
 
     Attributes:
         sizes: how many samples the clients report.
@@ -33,9 +35,9 @@ class RemoteFederation(Federation):
 
 
 def blank_clients(
-    names: Sequence[str], shape: Sequence[int], without_validation: Collection[str] = ()
+    names: Sequence[str], sample: InputSpec = PIXEL, without_validation: Collection[str] = ()
 ) -> tuple[Client, ...]:
-    """Clients with blank images of this shape, some without validation data."""
-    blank = Split(torch.zeros(2, *shape, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
+    """Clients with blank samples of this shape and type, some without validation data."""
+    blank = Split(sample.zeros(2), torch.zeros(2, dtype=torch.int64))
     none = blank.take([])
     return tuple(Client(name, blank, none if name in without_validation else blank, blank) for name in names)

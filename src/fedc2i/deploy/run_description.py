@@ -19,9 +19,10 @@ from fedc2i.core.files import is_plugin, plugin_file
 from fedc2i.core.options import names
 from fedc2i.core.params import Params
 from fedc2i.core.version import __version__
+from fedc2i.data.federation import InputSpec
 from fedc2i.engine import attacks
 from fedc2i.engine.client import RunContext
-from fedc2i.flower.message_format import MOST_CLASSES, MOST_SIDE
+from fedc2i.flower.message_format import MOST_CLASSES
 from fedc2i.flower.site import Assignment
 from fedc2i.runs.plan import Plan, build_model, parse_method
 from fedc2i.runs.settings import RunSettings, make
@@ -44,7 +45,7 @@ def describe(plan: Plan, seed: int) -> str:
             "settings": {**values, "options": _given(plan.config.options)},
             "seed": seed,
             "classes": plan.federation.classes,
-            "image": plan.federation.image_shape,
+            "input": plan.federation.input.to_json(),
             "fingerprint": fingerprint(context.first_model("", plan.config.init)),
         },
         default=str,
@@ -60,21 +61,21 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
     try:
         values: dict[str, Any] = json.loads(text)
         settings, classes = dict(values["settings"]), tuple(map(str, values["classes"]))
-        channels, height, width = map(int, values["image"])
+        sample = InputSpec.from_json(values["input"])
         for name in ("method", "model"):
             if is_plugin(str(settings[name])):
                 settings[name] = _place_at_site(str(settings[name]), root)
         kind, name, own = parse_method(str(settings["method"]))
         config = make(kind, {**settings, **own, "method": name, "seeds": [int(values["seed"])]})
         version, expected = str(values["version"]), str(values["fingerprint"])
-        if channels != 3 or not (0 < height <= MOST_SIDE and 0 < width <= MOST_SIDE and len(classes) <= MOST_CLASSES):
-            raise ValueError(f"{len(classes):,} classes of images {channels}x{height}x{width}")
+        if len(classes) > MOST_CLASSES:
+            raise ValueError(f"{len(classes):,} classes")
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(f"the run's description is not valid ({reason})") from None
     if version.split(".")[:2] != __version__.split(".")[:2]:
         raise UserError(f"this site has fedc2i {__version__}, the coordinator {one_line(version, 40)}")
-    model = build_model(str(config.model), classes, (channels, height, width))
+    model = build_model(str(config.model), classes, sample)
     attackers = attacks.read_resolved(config.attack)
     context = RunContext(kind(**config.options), model, config, config.rounds, config.seeds[0], attackers)
     if fingerprint(context.first_model("", config.init)) != expected:

@@ -20,6 +20,7 @@ from flwr.serverapp import ServerApp
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json, write_atomically, writing
+from fedc2i.data.federation import InputSpec
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.deploy.job import RUN_FILE, Job
 from fedc2i.deploy.keys import pem_public
@@ -126,7 +127,7 @@ def _begin(job: Job, connections: SiteConnections, say: Say) -> tuple[str, Remot
         "job": job.digest,
         "names": names,
         "classes": federation.classes,
-        "image": federation.image_shape,
+        "input": federation.input.to_json(),
         "sizes": {name: dict(own) for name, own in federation.sizes.items()},
         "files": job.checksums(),
     }
@@ -144,8 +145,8 @@ def _resume(job: Job, connections: SiteConnections, say: Say) -> tuple[str, Remo
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["job"] != job.digest:
             raise UserError(f"{job.out}: holds a run with other settings; choose another --out")
-        classes, image = tuple(values["classes"]), tuple(values["image"])
-        there = [Introduction(name, own, classes, image) for name, own in values["sizes"].items()]
+        classes, sample = tuple(values["classes"]), InputSpec.from_json(values["input"])
+        there = [Introduction(name, own, classes, sample) for name, own in values["sizes"].items()]
         run, federation = str(values["run"]), common_federation(there, values["names"], classes, say)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"{path}: cannot be read ({error}); choose another --out") from None

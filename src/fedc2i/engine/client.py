@@ -20,7 +20,8 @@ from fedc2i.data.federation import Client
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.models.model import Model
-from fedc2i.training.local import AT_ONCE, AT_ONCE_ON_GPU, Batch, draw_epochs, means, score, train
+from fedc2i.training.local import Batch, draw_epochs, train
+from fedc2i.training.metrics import AT_ONCE, AT_ONCE_ON_GPU, all_scores, defined, means, score
 from fedc2i.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class LocalClient:
     def evaluate(self, params: Params, received: Params, position: int, round: int) -> dict[str, float]:
         """Accuracy and loss on the client's own test and, if it has one, validation data."""
         scores = self.metrics([self.score(piece, params, received, position, round) for piece in self.pieces()])
-        return dict(zip(scores, torch.stack(list(scores.values())).tolist(), strict=True))
+        return defined(dict(zip(scores, torch.stack(list(scores.values())).tolist(), strict=True)))
 
     def pieces(self) -> list[Piece]:
         """What is scored, a few images at a time."""
@@ -208,7 +209,7 @@ class LocalClient:
         for (split, _, _), own in zip(self.pieces(), sums, strict=True):
             by_split[split].append(own)
         checked = means(by_split["validation"], len(self.data.validation.y))
-        return means(by_split["test"], len(self.data.test.y)) | {f"validation_{n}": v for n, v in checked.items()}
+        return all_scores(by_split["test"], self.data.test.y) | {f"validation_{n}": v for n, v in checked.items()}
 
 
 def predict_all(method: Method, params: Params, x: Tensor, site: Site) -> dict[str, Tensor]:

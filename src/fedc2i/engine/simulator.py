@@ -126,7 +126,7 @@ def check(method: Method, model: Model, federation: Federation, settings: Engine
     if settings.executor == "stacked":
         from fedc2i.engine.executors.stacked import compatibility
 
-        if (reason := compatibility.obstacle(model, federation.image_shape)) is not None:
+        if (reason := compatibility.obstacle(model, federation.input)) is not None:
             raise UserError(f"executor=stacked: model '{model.name}' {reason}; use executor=looped")
     if method.probe is not None and method.probe.split == "validation":
         for client in federation.clients:
@@ -148,7 +148,7 @@ def _reject_single_samples(model: Model, federation: Federation, training: Train
         for name, count in samples.items()
         if count == 1 or size == 1 or (count % size == 1 and not (training.drop_last and count > size))
     }
-    reason = validation.why_not_one_sample(model, federation.image_shape) if single else None
+    reason = validation.why_not_one_sample(model, federation.input) if single else None
     if reason is None:
         return
     name, count = next(((own, n) for own, n in single.items() if n == 1), next(iter(single.items())))

@@ -55,7 +55,7 @@ def wait_for_sites(
 def common_federation(
     present: Sequence[Introduction], names: Sequence[str], classes: Sequence[str], say: Callable[[str], None]
 ) -> RemoteFederation:
-    """The sites as a federation, with images of the most common size; `reject_incompatible` rejects the others.
+    """The sites as a federation, with samples of the most common shape; `reject_incompatible` rejects the others.
 
     ``names`` are all sites of the run in table order, of which some may come later. ``classes`` are in the order of
     their labels; if empty, those of the sites present.
@@ -67,10 +67,10 @@ def common_federation(
             lists = "; ".join(f"{site.name} {_some(site.classes, MOST_LISTED)}" for site in present[:MOST_LISTED])
             say(f"the sites have different classes; the run has all {len(classes)} of them: {_some(classes)}")
             say(f"classes by site: {lists}; if that is wrong, correct the data, or fix the list with --classes")
-    shape = Counter(site.image for site in present).most_common(1)[0][0]
+    sample = Counter(site.input for site in present).most_common(1)[0][0]
     return RemoteFederation(
         "sites",
-        blank_clients(names, shape, [site.name for site in present if not site.samples["validation"]]),
+        blank_clients(names, sample, [site.name for site in present if not site.samples["validation"]]),
         tuple(classes),
         notes=("The data stays at the sites; sizes are as the sites report them.",),
         sizes={site.name: site.samples for site in present},
@@ -78,12 +78,12 @@ def common_federation(
 
 
 def reject_incompatible(connections: SiteConnections, federation: RemoteFederation, at_least: int) -> None:
-    """Rejects sites with another image size or other classes than the run, now and later."""
+    """Rejects sites with samples of another shape or other classes than the run, now and later."""
 
     def check(site: Introduction) -> None:
-        if site.image != federation.image_shape:
-            own, needed = _size(site.image), _size(federation.image_shape)
-            raise UserError(f"{site.name} has images of {own}, the run of {needed}; its site.toml can set image_size")
+        if site.input != federation.input:
+            hint = "; its site.toml can set image_size" if federation.input.is_image else ""
+            raise UserError(f"{site.name} has {site.input}, the run {federation.input}{hint}")
         if unknown := [name for name in site.classes if name not in federation.classes]:
             raise UserError(
                 f"{site.name} has the classes {_some(site.classes)}, and the run has no {_some(unknown)}; it has "
@@ -103,7 +103,3 @@ def reject_incompatible(connections: SiteConnections, federation: RemoteFederati
 def _some(names: Sequence[str], most: int = MOST_NAMED) -> str:
     shown = ", ".join(one_line(name, MOST_LETTERS) for name in names[:most])
     return shown + (f", ... ({len(names)})" if len(names) > most else "")
-
-
-def _size(image: Sequence[int]) -> str:
-    return "x".join(map(str, image[1:]))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params
+from fedc2i.data.federation import InputSpec
 from fedc2i.engine.records import POINTS, Diagnostics, Point
 from fedc2i.flower import wire
 
@@ -25,7 +26,6 @@ METRIC = re.compile(r"(validation_)?(accuracy|loss)(/[A-Za-z0-9_.-]{1,40})?")
 MOST_LETTERS = 100  # of a site's name
 MOST_SAMPLES = 2**40
 MOST_CLASSES = 2**16
-MOST_SIDE = 1024  # of an image
 MOST_REPORTS = 32  # diagnostics of a site
 REPORT = re.compile(r"[a-z][a-z0-9_]{0,39}")  # the name of one
 MOST_REASON = 500  # letters
@@ -125,11 +125,13 @@ class Introduction:
     name: str
     samples: Mapping[str, int]  # of the splits train, validation and test
     classes: tuple[str, ...]
-    image: tuple[int, ...]  # the shape (3, height, width)
+    input: InputSpec
 
     def to_record(self) -> RecordDict:
         """The content of a reply."""
-        return RecordDict({"introduction": ConfigRecord({"json": json.dumps(asdict(self))})})
+        return RecordDict(
+            {"introduction": ConfigRecord({"json": json.dumps(asdict(self) | {"input": self.input.to_json()})})}
+        )
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Introduction:
@@ -138,16 +140,16 @@ class Introduction:
         try:
             values: dict[str, Any] = json.loads(str(content["introduction"]["json"]))
             name, samples = values["name"], {part: values["samples"][part] for part in _SPLITS}
-            found = cls(name, samples, tuple(values["classes"]), tuple(values["image"]))
+            found = cls(name, samples, tuple(values["classes"]), InputSpec.from_json(values["input"]))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise UserError(f"its introduction is not valid ({_named(error)})") from None
         if not found._is_valid():
-            raise UserError("its introduction is not valid (it needs a name, samples, classes and the images' shape)")
+            raise UserError("its introduction is not valid (it needs name, samples, classes and the shape of a sample)")
         return found
 
     def _is_valid(self) -> bool:
-        """Whether all values are in range; the coordinator makes blank images of this shape."""
-        texts, numbers = (self.name, *self.classes), (*self.samples.values(), *self.image)
+        """Whether all values are in range."""
+        texts, numbers = (self.name, *self.classes), self.samples.values()
         return (
             all(isinstance(text, str) and text and text.isprintable() for text in texts)
             and all(type(number) is int for number in numbers)
@@ -155,9 +157,6 @@ class Introduction:
             and 0 < len(set(self.classes)) == len(self.classes) <= MOST_CLASSES
             and all(0 <= count <= MOST_SAMPLES for count in self.samples.values())
             and self.samples["train"] > 0
-            and len(self.image) == 3
-            and self.image[0] == 3  # colours
-            and all(0 < side <= MOST_SIDE for side in self.image)
         )
 
 

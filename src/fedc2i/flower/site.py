@@ -21,7 +21,7 @@ from safetensors.torch import load
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
 from fedc2i.core.params import Params, row, stack
-from fedc2i.data.federation import Client, Split
+from fedc2i.data.federation import Client, InputSpec, Split
 from fedc2i.engine.checkpoint_file import to_bytes
 from fedc2i.engine.client import ClientData, LocalClient, RunContext, repeatable
 from fedc2i.engine.clip_noise import secret_in
@@ -62,8 +62,8 @@ class Home:
     def introduction(self) -> Introduction:
         """What the coordinator learns about the site."""
         parts = {"train": self.client.train, "validation": self.client.validation, "test": self.client.test}
-        shape = tuple(self.client.train.x.shape[1:])
-        return Introduction(self.client.name, {name: len(own) for name, own in parts.items()}, self.classes, shape)
+        sample = InputSpec.of(self.client.train.x)
+        return Introduction(self.client.name, {name: len(own) for name, own in parts.items()}, self.classes, sample)
 
     def memory(self, context: Context, run: str) -> Memory:
         """Where the site keeps its models of a run."""

@@ -14,7 +14,7 @@ from fedc2i.core.params import Params, select
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models.model import Model
-from fedc2i.models.named import NAMES
+from fedc2i.models.networks import NAMES
 from fedc2i.training.local import Batch
 
 

@@ -95,7 +95,7 @@ class Model:
         return module
 
     def scaled(self, params: Params, x: Tensor) -> Tensor:
-        """Images as the module reads them, in the precision of its head."""
+        """Samples as the module reads them, in the precision of its head."""
         return scale(x, params[self.head_names[0]].dtype)
 
     def head(self, params: Params, h: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def _build(build: Callable[[], nn.Module], name: str) -> nn.Module:
         if nn.parameter.is_lazy(tensor):
             raise UserError(
                 f"model '{name}': '{own}' has no shape yet; let the function that builds the module also call it once, "
-                "with an image, or use layers that are not lazy"
+                "with a sample, or use layers that are not lazy"
             )
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in _PRECISIONS:
             precision = str(tensor.dtype).removeprefix("torch.")
@@ -184,8 +184,8 @@ def reason_of(error: Exception) -> str:
 
 
 def scale(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 images to (x/255 − 0.5)/0.5, i.e. −1..1; images of another type are already scaled."""
-    return x.to(dtype) * (2 / 255) - 1 if x.dtype == torch.uint8 else x
+    """uint8 images to (x/255 − 0.5)/0.5, i.e. −1..1; samples of another type are scaled already."""
+    return x.to(dtype) * (2 / 255) - 1 if x.dtype == torch.uint8 else x.to(dtype)
 
 
 def split(module: nn.Module | Callable[[], nn.Module], head: str, name: str = "custom") -> Model:

@@ -1,4 +1,4 @@
-"""Validates a model on a few images of the data.
+"""Validates a model on a few samples of the data.
 
 What would fail in the middle of a run, or give numbers that depend on what was computed before, is refused here in one
 line.
@@ -6,7 +6,6 @@ line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,10 +15,11 @@ from torch.nn import functional as F  # noqa: N812
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
+from fedc2i.data.federation import InputSpec
 from fedc2i.models.model import Model, reason_of
 
 _ROUNDING = 1e-5
-_validated: WeakKeyDictionary[Model, set[torch.Size]] = WeakKeyDictionary()  # for which sizes of images
+_validated: WeakKeyDictionary[Model, set[InputSpec]] = WeakKeyDictionary()  # for which samples
 
 
 def validate(model: Model, x: Tensor, classes: int) -> None:
@@ -27,29 +27,30 @@ def validate(model: Model, x: Tensor, classes: int) -> None:
 
     Args:
         model: what to validate; `Model.has_dropout` is set if it draws random numbers.
-        x: a few images of the data, uint8 ``(B, 3, H, W)``.
+        x: a few samples of the data ``(B, ...)``.
         classes: how many classes the data has.
 
     Raises:
-        UserError: for another number of classes, or for a model that cannot read the images, is not cut at its last
+        UserError: for another number of classes, or for a model that cannot read the samples, is not cut at its last
             operation, cannot be trained, or whose results depend on more than its parameters, buffers, input and
             torch's generator.
     """
     if model.classes != classes:
         raise UserError(f"model '{model.name}' has {model.classes} outputs, but the data has {classes} classes")
     seen = _validated.setdefault(model, set())
-    if x.shape[1:] not in seen:
+    sample = InputSpec.of(x)
+    if sample not in seen:
         params = model.init(0, "check")
         _validate_evaluation(model, params, x)
-        model.has_dropout = _validate_training(model, params, x) or model.has_dropout
-        seen.add(x.shape[1:])
+        model.has_dropout = _validate_training(model, params, sample.noise(3)) or model.has_dropout
+        seen.add(sample)
 
 
-def why_not_one_sample(model: Model, image: Sequence[int]) -> str | None:
+def why_not_one_sample(model: Model, sample: InputSpec) -> str | None:
     """Why the model cannot be trained on one sample at a time, as BatchNorm of features cannot; None if it can."""
     try:
         with seeding.isolated(torch.device("cpu"), 0, "check"), torch.no_grad():
-            model.features(model.init(0, "check"), torch.zeros(1, *image, dtype=torch.uint8), training=True)
+            model.features(model.init(0, "check"), sample.zeros(1), training=True)
     except Exception as error:  # whatever a user's module may raise
         return reason_of(error)
     return None
@@ -80,9 +81,7 @@ def _whole(model: Model, params: Params, x: Tensor, seed: int) -> Tensor:
         with torch.no_grad(), seeding.isolated(torch.device("cpu"), seed, "check"):
             whole = model.whole(params, x)
     except Exception as error:  # whatever a user's module may raise
-        raise UserError(
-            f"model '{model.name}' cannot read images of {tuple(x.shape[1:])}: {reason_of(error)}"
-        ) from None
+        raise UserError(f"model '{model.name}' cannot read {InputSpec.of(x)}: {reason_of(error)}") from None
     if not isinstance(whole, Tensor):
         raise UserError(
             f"model '{model.name}' must return one tensor of logits (batch, classes), got a {type(whole).__name__}; "
@@ -103,12 +102,11 @@ def _is_last(model: Model, params: Params, x: Tensor, whole: Tensor) -> bool:
     return torch.allclose(whole, model.head(params, features), rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def _validate_training(model: Model, params: Params, x: Tensor) -> bool:
+def _validate_training(model: Model, params: Params, noise: Tensor) -> bool:
     """Whether a training step draws random numbers.
 
     From the same parameters and seed, a second step and one by plain torch must give the same results.
     """
-    noise = torch.randint(0, 256, (3, *x.shape[1:]), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     others = {name: 0.9 * params[name] for name in model.trainable}  # the module itself may hold `params`
     start = {**params, **others}
     found, draws = [], False

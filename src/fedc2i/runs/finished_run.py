@@ -54,7 +54,7 @@ def read_run(folder: Path | str) -> Result:
         config = make(kind, {**values, "method": name})
         federation = RemoteFederation(
             _text(summary["data"]),
-            blank_clients(_texts(summary["clients"]), (3, 1, 1)),
+            blank_clients(_texts(summary["clients"])),
             _texts(summary["classes"]),
             _texts(summary["notes"]),
             averages={name: _texts(own) for name, own in summary.get("averages", {}).items()},

@@ -4,6 +4,7 @@ config.toml        the settings, complete; ``fedc2i run --config`` repeats the r
 metrics.jsonl      one line per seed, round, client, point and metric, appended after every round
 influence.npz      λ and Λ (and their losses) of every round and seed
 models/            every client's last model at both points, safetensors
+encoding.json, split.json   of a table: how each client's rows were encoded and split
 *.png              figures
 summary.json       scores, cost, versions, data checksums; written last, so its presence means the run is complete
 
@@ -129,6 +130,8 @@ class RunFolder:
 
         All of it is on the disk when this returns: what a run could resume from may then be removed.
         """
+        for name, text in result.federation.attachments.items():
+            write_atomically(self.path / name, text.encode(), durable=True)
         for seed, outcome in result.outcomes.items():
             for point in POINTS:
                 models = outcome.trained if point == "trained" else outcome.received

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,12 +18,12 @@ from fedc2i.core.errors import UserError, nearest, one_line
 from fedc2i.core.files import is_plugin, load_plugin, plugin_checksums
 from fedc2i.core.options import convert, names, options_of, type_hints
 from fedc2i.data import sources
-from fedc2i.data.federation import Federation
+from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.records import Round
 from fedc2i.engine.simulator import check
 from fedc2i.methods import registry
 from fedc2i.methods.base import Method
-from fedc2i.models import named
+from fedc2i.models import networks
 from fedc2i.models.model import Model
 from fedc2i.runs.fingerprint import Fingerprint
 from fedc2i.runs.folder import slug
@@ -138,8 +138,9 @@ def prepare(
     if not isinstance(model, str | Model | None):
         raise UserError(f"model must be a name or fedc2i.split(module, head=...), got {type(model).__name__}")
     values = _flat(settings)
+    defaults = {own.name: own.default for own in fields(RunSettings)}
     for name in names(RunSettings, scope="data") if isinstance(data, Federation) else ():
-        if name != "data" and values.get(name) is not None:
+        if name != "data" and values.get(name, defaults[name]) not in (None, defaults[name]):
             raise UserError(f"{name}={values[name]} is for data loaded by name; here it is loaded already")
     values |= {"data": data} if isinstance(data, str) else {}
     values |= {"model": model} if isinstance(model, str) else {}
@@ -155,7 +156,7 @@ def prepare(
     first = drafts[0][1]
     federation = data if isinstance(data, Federation) else _load(first)
     fitted = first.with_preset(federation, values)
-    built = model if isinstance(model, Model) else build_model(fitted.model, federation.classes, federation.image_shape)
+    built = model if isinstance(model, Model) else build_model(fitted.model, federation.classes, federation.input)
     for method, _ in drafts:
         check(method, built, federation, fitted)
     fitted.torch_device()
@@ -204,13 +205,10 @@ def _refuse_unknown(values: Mapping[str, Any], kinds: Sequence[type[Method]]) ->
 
 
 def _load(config: RunSettings) -> Federation:
-    return sources.load(
-        config.data,
-        data_dir=None if config.data_dir is None else Path(config.data_dir),
-        image_size=config.image_size,
-        partition=config.partition,
-        seed=config.data_seed,
-    )
+    wanted = [name for name in names(RunSettings, scope="data") if name not in ("data", "data_dir")]
+    read = {name: getattr(config, name) for name in wanted}
+    place = None if config.data_dir is None else Path(config.data_dir)
+    return sources.load(config.data, data_dir=place, seed=config.data_seed, **read)
 
 
 def key_of(method: Method) -> str:
@@ -265,20 +263,20 @@ def _require_name(kind: type[Method], where: str) -> None:
         raise UserError(f"{where} needs its own class attributes name and title")
 
 
-def build_model(name: str, classes: Sequence[str], image_shape: tuple[int, int, int]) -> Model:
+def build_model(name: str, classes: Sequence[str], sample: InputSpec) -> Model:
     """A model by its name or ``FILE.py:FUNCTION``, fitted to the data.
 
     Raises:
         UserError: if there is no such model, or the function fails.
     """
     if not is_plugin(name):
-        return named.build(name, len(classes), image_shape)
+        return networks.build(name, len(classes), sample)
     try:
-        built = _load_object(name)(len(classes), image_shape)
+        built = _load_object(name)(len(classes), sample.shape)
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{name}(classes, image_shape): {type(error).__name__}: {error}") from error
+        raise UserError(f"{name}(classes, shape): {type(error).__name__}: {error}") from error
     if not isinstance(built, Model):
         raise UserError(f"{name} must return fedc2i.split(module, head=...), got {type(built).__name__}")
     return built

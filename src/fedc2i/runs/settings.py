@@ -38,10 +38,24 @@ class RunSettings(EngineSettings):
 
     method: str = setting("fedc2i", "the method")
     data: str = setting(
-        "embedded",
-        "the data set: embedded, digit5, office10, folder:DIR or arrays:DIR",
+        "heart",
+        "the data set: heart, digits, digit5, office10, hapt, amazon, ham10000, table:FILE, table:DIR, signals:FILE, "
+        "signals:DIR, folder:DIR or arrays:DIR",
         scope="data",
         flags=("run", "flower-local"),
+    )
+    target: str | None = setting(None, "table: the column to predict", scope="data", flags=("run", "flower-local"))
+    clients: str | None = setting(
+        None, "table: the column that names each row's client", scope="data", flags=("run", "flower-local")
+    )
+    split: str | None = setting(
+        None, "table: the column that says train, validation or test; none: 70/10/20, stratified", scope="data"
+    )
+    drop: str | None = setting(None, "table: columns that are no inputs, separated by commas", scope="data")
+    scale: Literal["client", "federated", "none"] = setting(
+        "client",
+        "standardise inputs other than images: by each client's training data, by that of all clients, or not",
+        scope="data",
     )
     data_dir: str | None = setting(
         None,
@@ -57,8 +71,9 @@ class RunSettings(EngineSettings):
     )
     data_seed: int = setting(0, "seed of the partition, the same for all seeds of a run")
     model: str = setting(
-        "lenet5",
-        "the model: lenet5, lenet5-bn, lenet-wide, lenet-wide-bn or FILE.py:FUNCTION; by default the data's preset",
+        "auto",
+        "the model: logistic, mlp, cnn1d, lenet5, lenet5-bn, lenet-wide, lenet-wide-bn or FILE.py:FUNCTION; auto: the "
+        "data's preset, or mlp for tables, cnn1d for signals, lenet5 for images",
         preset=True,
         flags=("run", "flower-local", "coordinator"),
     )

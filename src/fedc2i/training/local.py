@@ -1,24 +1,21 @@
-"""Local training and evaluation of one client: a few epochs on its own data, with ordinary autograd.
+"""Local training of one client: a few epochs on its own data, with ordinary autograd.
 
 The stacked executor of `fedc2i.engine` takes the same steps for many clients at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from fedc2i.core.params import Params
 from fedc2i.training.settings import TrainingSettings
 
-AT_ONCE = 500  # images in one forward pass of an evaluation: larger batches leave the CPU's caches and are slower
-AT_ONCE_ON_GPU = 2000
 _ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False, "fused": True}
 _SGD: dict[str, Any] = {"dampening": 0.0, "nesterov": False, "maximize": False, "fused": True}
 
@@ -29,7 +26,7 @@ def weighted_mean(values: Tensor, w: Tensor) -> Tensor:
 
 
 class Batch(NamedTuple):
-    """Labelled images: ``x`` ``(B, 3, H, W)`` uint8, ``y`` ``(B,)`` labels, ``w`` ``(B,)`` weights, 0 for padding."""
+    """Labelled samples: ``x`` ``(B, ...)``, ``y`` ``(B,)`` labels, ``w`` ``(B,)`` weights, 0 for padding."""
 
     x: Tensor
     y: Tensor
@@ -119,22 +116,3 @@ def train(
             for name, mean in means.items():
                 mean.lerp_(free[name].detach(), 1 / (step - len(batches) // 2))
     return {name: means.get(name, tensor.detach()) for name, tensor in everything.items()}
-
-
-def score(predict: Callable[[Tensor], Mapping[str, Tensor]], piece: Batch) -> dict[str, Tensor]:
-    """Sums over a few images of accuracy (in percent) and cross entropy; they stay on the device.
-
-    ``predict`` maps images to logits by name; the name is appended to that of the metric.
-    """
-    sums: dict[str, Tensor] = {}
-    with torch.no_grad():
-        for name, logits in predict(piece.x).items():
-            sums[f"accuracy{name}"] = 100.0 * (logits.argmax(1) == piece.y).sum()
-            sums[f"loss{name}"] = F.cross_entropy(logits, piece.y, reduction="sum")
-    return sums
-
-
-def means(pieces: Sequence[Mapping[str, Tensor]], samples: int) -> dict[str, Tensor]:
-    """Sums over pieces to means over ``samples``, in double precision; empty without pieces."""
-    names = pieces[0] if pieces else ()
-    return {name: torch.stack([piece[name].to(torch.float64) for piece in pieces]).sum() / samples for name in names}

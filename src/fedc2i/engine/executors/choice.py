@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedc2i.data.federation import InputSpec
 from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.base import ClientBatch, Executor, LoopedExecutor, OnClient, Personalised, Trained
 from fedc2i.engine.records import Metrics
@@ -65,7 +66,7 @@ def _can_stack(model: Model, data: Sequence[ClientData], device: torch.device) -
         return False
     from fedc2i.engine.executors.stacked import compatibility
 
-    reason = compatibility.obstacle(model, data[0].train.x.shape[1:])
+    reason = compatibility.obstacle(model, InputSpec.of(data[0].train.x))
     if reason is not None:
         warnings.warn(f"executor=auto: looped, because model '{model.name}' {reason}", stacklevel=2)
     return reason is None

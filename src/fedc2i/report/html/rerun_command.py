@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedc2i.core.files import is_plugin
 from fedc2i.core.options import flags, names, options_of
 from fedc2i.data.sources import SOURCES
-from fedc2i.models import named
+from fedc2i.models import networks
 from fedc2i.runs.results import Result
 from fedc2i.runs.settings import RunSettings, run_settings
 
@@ -68,10 +68,10 @@ def _note(config: RunSettings) -> str:
         )
     source = config.data.partition(":")[0]
     lost = [] if source in SOURCES else ["data"]
-    if config.model not in named.NAMES and not is_plugin(str(config.model)):
+    if config.model not in (*networks.NAMES, "auto") and not is_plugin(str(config.model)):
         lost.append("model")
     if lost:
         return f"The {' and the '.join(lost)} came from a Python program, which must be run again instead."
-    if source in ("folder", "arrays"):
+    if source in ("folder", "arrays", "table", "signals"):
         return "The folder named as data must hold the same files; the checksums below say whether it does."
     return ""

@@ -19,7 +19,7 @@ from fedc2i.data.federation import Client, Federation
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.runs.results import Result
 
-PUBLIC = ("embedded", "digit5", "office10")  # images that anyone may see; others only if asked for
+PUBLIC = ("digits", "digit5", "office10")  # images that anyone may see; others only if asked for
 MOST_CLIENTS, MOST_CLASSES, SIDE = 12, 10, 40
 
 

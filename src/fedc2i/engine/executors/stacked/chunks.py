@@ -13,6 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fedc2i.core import memory, seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import size_in_bytes
+from fedc2i.data.federation import InputSpec
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.models.model import Model
@@ -72,15 +73,15 @@ def _join(pieces: list[Result]) -> Result:
     return type(pieces[0])(**parts)
 
 
-def clients_that_fit(model: Model, image: Sequence[int], samples: int) -> int:
-    """How many clients can take a step of ``samples`` images ``(3, H, W)`` together in this machine's free memory.
+def clients_that_fit(model: Model, sample: InputSpec, samples: int) -> int:
+    """How many clients can take a step of ``samples`` samples together in this machine's free memory.
 
     On a CPU, a process that takes too much is killed.
 
     Raises:
         UserError: if not even one fits.
     """
-    needed, free = bytes_of_a_step(model, image, samples), memory.available()
+    needed, free = bytes_of_a_step(model, sample, samples), memory.available()
     if needed > free:
         raise UserError(
             f"executor=stacked: a step of one client needs about {needed / 2**30:.1f} GiB of memory, and "
@@ -89,15 +90,15 @@ def clients_that_fit(model: Model, image: Sequence[int], samples: int) -> int:
     return max(1, int(_SHARE * free / needed))
 
 
-def bytes_of_a_step(model: Model, image: Sequence[int], samples: int) -> int:
+def bytes_of_a_step(model: Model, sample: InputSpec, samples: int) -> int:
     """About what a stacked client's step holds in memory: tensors kept for the backward pass, and models."""
-    few, more = (_kept(model, image, count) for count in _MEASURED)
+    few, more = (_kept(model, sample, count) for count in _MEASURED)
     each = (more - few) / (_MEASURED[1] - _MEASURED[0])
     fixed = max(0.0, few - _MEASURED[0] * each)  # e.g. weights in another order
     return int(_COPIES * size_in_bytes(model.init(0, "memory")) + fixed + _IN_PASSING * each * samples)
 
 
-def _kept(model: Model, image: Sequence[int], samples: int) -> int:
+def _kept(model: Model, sample: InputSpec, samples: int) -> int:
     """Bytes that a forward pass keeps for the backward pass, beside the parameters."""
     params = model.init(0, "memory")
     for name in model.trainable:
@@ -109,11 +110,11 @@ def _kept(model: Model, image: Sequence[int], samples: int) -> int:
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    images = torch.zeros(samples, *image, dtype=torch.uint8)
+    blank = sample.zeros(samples)
     counting = saved_tensors_hooks(keep, lambda tensor: tensor)
     drawing = seeding.isolated(torch.device("cpu"), 0, "memory")
     with drawing, torch.enable_grad(), counting, VmapRules(torch.ones(samples)):
-        logits = model.head(params, model.features(params, images, training=True))
+        logits = model.head(params, model.features(params, blank, training=True))
     own = {tensor.untyped_storage().data_ptr() for tensor in params.values()}
     del logits  # held until here, so that no place was counted for two tensors
     return sum(size for place, size in kept.items() if place not in own)

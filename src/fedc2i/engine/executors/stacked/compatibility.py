@@ -21,33 +21,34 @@ from torch.overrides import TorchFunctionMode
 from fedc2i.core import seeding
 from fedc2i.core.errors import one_line
 from fedc2i.core.params import Params, Stacked, row, stack
+from fedc2i.data.federation import InputSpec
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 
 _CLIENTS, _SAMPLES = 2, 3
 _TOLERANCE = 1e-2  # rounding is far below, the weight of a padded sample far above
-_known: WeakKeyDictionary[Model, dict[tuple[int, ...], str | None]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Model, dict[InputSpec, str | None]] = WeakKeyDictionary()
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 
 
-def obstacle(model: Model, image: Sequence[int]) -> str | None:
-    """Why clients cannot be stacked with a valid model on images ``(3, H, W)``, as the end of a sentence; None if not.
+def obstacle(model: Model, sample: InputSpec) -> str | None:
+    """Why clients cannot be stacked with a valid model on such samples, as the end of a sentence; None if not.
 
     It is tried on a CPU, whatever the device of the run: the answer is the same on every machine.
     """
     if model.evaluates_in_batches:
         return "takes batch statistics at evaluation, too"
-    known, key = _known.setdefault(model, {}), tuple(image)
+    known, key = _known.setdefault(model, {}), sample
     if key not in known:
-        known[key] = _find(model, image)
+        known[key] = _find(model, sample)
     return known[key]
 
 
-def _find(model: Model, image: Sequence[int]) -> str | None:
+def _find(model: Model, sample: InputSpec) -> str | None:
     """In double precision, where rounding hides nothing; in the model's own if it has operations for that alone."""
     params = stack([model.init(0, "compatibility", k) for k in range(_CLIENTS)])
-    batch = _batches(image, model.classes)
+    batch = _batches(sample, model.classes)
     reason = ""
     for exact in (True, False):
         exactly = {name: tensor.double() for name, tensor in params.items() if exact and tensor.is_floating_point()}
@@ -75,13 +76,12 @@ def _is_same(model: Model, params: Stacked, batch: Batch) -> bool:
     return all(_agree(own, apart[name], params.get(name)) for name, own in together.items())
 
 
-def _batches(image: Sequence[int], classes: int) -> Batch:
+def _batches(sample: InputSpec, classes: int) -> Batch:
     """Noise; the second client's last sample is padding, filled up as the stepper does."""
-    shape = (_CLIENTS, _SAMPLES, *image)
-    x = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    x = sample.noise(_CLIENTS * _SAMPLES).reshape(_CLIENTS, _SAMPLES, *sample.shape)
     w = torch.ones(_CLIENTS, _SAMPLES)
     x[-1, -1], w[-1, -1] = x[-1, 0], 0.0
-    return Batch(x, torch.arange(_CLIENTS * _SAMPLES).reshape(shape[:2]) % classes, w)
+    return Batch(x, torch.arange(_CLIENTS * _SAMPLES).reshape(_CLIENTS, _SAMPLES) % classes, w)
 
 
 def _together(model: Model, params: Stacked, batch: Batch) -> Stacked:

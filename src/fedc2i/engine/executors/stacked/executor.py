@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, Stacked, row, select, stack
+from fedc2i.data.federation import InputSpec
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.executors.stacked.chunks import Compute, Result, clients_that_fit, in_chunks
@@ -28,6 +29,7 @@ from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.engine.records import Metrics
 from fedc2i.methods.base import Phase, Site
 from fedc2i.training.local import Batch
+from fedc2i.training.metrics import defined
 
 _NARROW = 128  # numbers in a patch: up to this many, cuDNN's convolutions are slower than a product
 _Made = TypeVar("_Made")
@@ -68,7 +70,7 @@ class StackedExecutor:
         """Metrics of one client after the other: a test set is work enough for a whole GPU."""
         found = [own for batch in batches for own in self._metrics(batch)]
         values = iter(torch.stack([value for own in found for value in own.values()]).tolist() if found else ())
-        metrics = iter([{name: next(values) for name in own} for own in found])
+        metrics = iter([defined({name: next(values) for name in own}) for own in found])
         return [[next(metrics) for _ in batch.clients] for batch in batches]
 
     def _metrics(self, batch: ClientBatch) -> list[dict[str, Tensor]]:
@@ -124,7 +126,8 @@ class StackedExecutor:
         if self._device.type != "cpu":
             return 10**9
         samples = min(self._padded.train.y.shape[1], context.training.batch_size)
-        return clients_that_fit(context.model, self._padded.train.x.shape[2:], samples)
+        x = self._padded.train.x
+        return clients_that_fit(context.model, InputSpec(tuple(x.shape[2:]), x.dtype), samples)
 
     def _site_tensors(self, chunk: Sequence[ClientBatch]) -> tuple[_SiteTensors, _SiteTensors]:
         """What the clients know, stacked, and for each tensor the axis of its clients, if it has one."""

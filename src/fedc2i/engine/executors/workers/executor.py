@@ -28,6 +28,7 @@ from fedc2i.engine.executors.workers.pool import Layout, Pool, SharedMemory, Wor
 from fedc2i.engine.records import Metrics
 from fedc2i.methods.base import Download
 from fedc2i.training.local import Batch
+from fedc2i.training.metrics import defined
 
 _Place = tuple[int, int]  # a batch and a client's place in it
 _SPLITS = ("train", "validation", "test")
@@ -198,7 +199,7 @@ class _Step:
     def _metrics_of(self, place: _Place) -> dict[str, float]:
         client = self._clients[place]
         means = client.metrics([self._sums[place][piece] for piece in client.pieces()])
-        return {name: float(value) for name, value in means.items()}
+        return defined({name: float(value) for name, value in means.items()})
 
 
 class _WorkerState:
@@ -236,7 +237,7 @@ class _WorkerState:
         mail = download.to(number), download.position(number)
         if job.piece is not None:
             sums = client.score(job.piece, result if job.of_result else own, *mail, batch.round)
-            return {name: float(value) for name, value in sums.items()}
+            return {name: value.numpy() for name, value in sums.items()}
         extra: Mapping[str, Tensor]
         if job.what == "train":
             made = client.train(own, *mail, batch.round)

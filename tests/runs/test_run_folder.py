@@ -23,8 +23,8 @@ from fedc2i.core import files
 from fedc2i.core.files import to_json, write_atomically
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.records import POINTS, Round
-from fedc2i.models.lenet import LeNet
 from fedc2i.models.model import scale
+from fedc2i.models.networks import LeNet
 from fedc2i.runs.folder import Checkpoints, ask, asked, new_folder, read_reports, slug, write_report
 from support.helpers import files_below, is_drawn
 
@@ -56,7 +56,7 @@ def metrics(finished: tuple[Path, Result]) -> list[dict[str, Any]]:
 
 def test_files(finished: tuple[Path, Result]) -> None:
     found = {name for name, content in files_below(finished[0]).items() if content is not None}
-    pictures = {"accuracy.png", "samples.png", "influence.png", "influence_classes.png"}
+    pictures = {"accuracy.png", "influence.png", "influence_classes.png"}  # no images of one's own data
     models = {f"models/seed{seed}-{point}.safetensors" for seed in SEEDS for point in POINTS}
     assert found == {"config.toml", "metrics.jsonl", "influence.npz", "summary.json", *pictures, *models}
     assert all(is_drawn(finished[0] / name) for name in pictures)
@@ -64,7 +64,8 @@ def test_files(finished: tuple[Path, Result]) -> None:
 
 def test_metrics_have_one_line_for_everything_measured(metrics: list[dict[str, Any]]) -> None:
     assert {tuple(line) for line in metrics} == {("seed", "round", "client", "point", "metric", "value")}
-    names = ("accuracy", "loss", "validation_accuracy", "validation_loss")
+    names = ("accuracy", "loss", "balanced_accuracy", "f1", "auroc", "calibration_error")
+    names += ("validation_accuracy", "validation_loss")
     expected = Counter(
         (seed, number, client, point, metric)
         for seed in SEEDS
@@ -75,7 +76,7 @@ def test_metrics_have_one_line_for_everything_measured(metrics: list[dict[str, A
     )
     assert Counter(tuple(line.values())[:5] for line in metrics) == expected
     for line in metrics:
-        assert 0 <= line["value"] <= (100 if "accuracy" in line["metric"] else 10)
+        assert 0 <= line["value"] <= (10 if "loss" in line["metric"] else 100)
 
 
 def test_influence_of_every_round(finished: tuple[Path, Result]) -> None:

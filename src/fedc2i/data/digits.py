@@ -1,4 +1,4 @@
-"""``embedded``: five digit domains made of what the dependencies ship, so that a first run needs no download.
+"""``digits``: five digit domains made of what the dependencies ship, so that a first run needs no download.
 
 What is real: the handwriting in ``Scans``, ``Photos`` and ``Ink`` is the 1797 scanned digits of scikit-learn
 (`load_digits`, 8x8 pixels), divided over the three clients so that no scan is used twice; the backgrounds of
@@ -34,7 +34,7 @@ from sklearn.datasets import load_digits, load_sample_images
 
 from fedc2i.core.errors import UserError
 from fedc2i.data import images
-from fedc2i.data.federation import Client, Federation, Split
+from fedc2i.data.federation import Client, DataOptions, Federation, Split
 from fedc2i.data.partition import stratified_order
 
 SIZE = 28
@@ -148,13 +148,12 @@ _PAINT: dict[str, Callable[[_Painter, Image.Image], Floats]] = {
 }
 
 
-def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Federation:
-    """The embedded digit benchmark.
+def load(argument: str, options: DataOptions) -> Federation:
+    """The five digit domains.
 
     Args:
         argument: empty for all five clients, or a comma list of lower-case names, e.g. ``scans,ink``.
-        data_dir: not used; nothing is read from disk but the dependencies' own files.
-        image_size: edge length; the images are made at 28x28 and resized.
+        options: of these ``image_size`` matters (made at 28x28 and resized).
 
     Returns:
         The clients in the order ``Scans, Photos, Ink, Fonts, Signs``, or in the order asked for. Every call
@@ -168,16 +167,16 @@ def load(argument: str, *, data_dir: Path | None, image_size: int | None) -> Fed
     chosen = [name.strip() for name in argument.split(",")] if argument else list(display)
     for name in chosen:
         if name not in display:
-            raise UserError(f"embedded: no client '{name}', allowed are {', '.join(display)}")
+            raise UserError(f"digits: no client '{name}', allowed are {', '.join(display)}")
     clients = tuple(
         Client(
             display[name],
-            *(Split.from_numpy(images.resize(x, image_size or SIZE), y) for x, y in built[display[name]]),
+            *(Split.from_numpy(images.resize(x, options.image_size or SIZE), y) for x, y in built[display[name]]),
         )
         for name in chosen
     )
     return Federation(
-        name=f"embedded:{argument}" if argument else "embedded",
+        name=f"digits:{argument}" if argument else "digits",
         clients=clients,
         classes=tuple(str(digit) for digit in range(10)),
         notes=NOTES,

@@ -11,21 +11,21 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedc2i.core.errors import UserError
-from fedc2i.data import embedded
-from fedc2i.data.federation import Federation
+from fedc2i.data import digits
+from fedc2i.data.federation import DataOptions, Federation
 
 NAMES = ("Scans", "Photos", "Ink", "Fonts", "Signs")
 
 
 def load(argument: str = "", image_size: int | None = None) -> Federation:
-    return embedded.load(argument, data_dir=None, image_size=image_size)
+    return digits.load(argument, DataOptions(image_size=image_size))
 
 
 def test_shape_and_sizes() -> None:
     federation = load()
     assert federation.names == NAMES
     assert federation.classes == tuple("0123456789")
-    assert federation.image_shape == (3, 28, 28)
+    assert federation.input.shape == (3, 28, 28)
     assert federation.preset == {"model": "lenet5", "rounds": 20}
     for client in federation.clients:
         assert (len(client.train), len(client.validation)) == (300, 50)
@@ -35,10 +35,10 @@ def test_shape_and_sizes() -> None:
 
 
 def test_same_bytes_in_another_process_and_whatever_the_global_seeds() -> None:
-    code = "from fedc2i.data.sources import load; print(load('embedded').checksums)"
+    code = "from fedc2i.data.sources import load; print(load('digits').checksums)"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     torch.manual_seed(5)
-    embedded._build.cache_clear()
+    digits._build.cache_clear()
     assert other.strip() == str(load().checksums)
 
 
@@ -53,14 +53,14 @@ def test_changing_a_result_does_not_change_the_next_call() -> None:
 
 def test_every_scan_is_used_exactly_once(monkeypatch: pytest.MonkeyPatch) -> None:
     used: Counter[bytes] = Counter()
-    enlarge = embedded._enlarge
+    enlarge = digits._enlarge
 
-    def record(scan: embedded.Pixels) -> Image.Image:
+    def record(scan: digits.Pixels) -> Image.Image:
         used[scan.tobytes()] += 1
         return enlarge(scan)
 
-    monkeypatch.setattr(embedded, "_enlarge", record)
-    embedded._build.__wrapped__()
+    monkeypatch.setattr(digits, "_enlarge", record)
+    digits._build.__wrapped__()
     scans = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)
     assert used == Counter(scan.tobytes() for scan in scans)
 
@@ -82,16 +82,16 @@ def test_scans_are_white_on_black_and_ink_is_dark_on_pale() -> None:
 
 
 def test_test_faces_are_held_out_and_have_ten_different_digits() -> None:
-    assert not set(embedded.TRAIN_FACES) & set(embedded.TEST_FACES)
-    for face in embedded.TRAIN_FACES + embedded.TEST_FACES:
-        glyphs = {bytes(embedded._font(face).getmask(digit)) for digit in "0123456789"}
+    assert not set(digits.TRAIN_FACES) & set(digits.TEST_FACES)
+    for face in digits.TRAIN_FACES + digits.TEST_FACES:
+        glyphs = {bytes(digits._font(face).getmask(digit)) for digit in "0123456789"}
         assert len(glyphs) == 10
 
 
 def test_clients_can_be_chosen_in_any_order() -> None:
     chosen = load("ink,scans")
     assert chosen.names == ("Ink", "Scans")
-    assert chosen.name == "embedded:ink,scans"
+    assert chosen.name == "digits:ink,scans"
     assert chosen.checksums == {name: load().checksums[name] for name in ("Ink", "Scans")}
 
 
@@ -108,4 +108,4 @@ def test_repeated_client_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [8, 32])
 def test_image_size(size: int) -> None:
-    assert load("scans,signs", image_size=size).image_shape == (3, size, size)
+    assert load("scans,signs", image_size=size).input.shape == (3, size, size)
