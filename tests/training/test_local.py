@@ -24,7 +24,8 @@ from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.executors.stacked.padded_data import pad
 from fedc2i.methods.base import Download, Method, Phase, Site
 from fedc2i.models.model import Model, scale
-from fedc2i.training.local import Batch, Optimiser, draw_epochs, means, score, train
+from fedc2i.training.local import Batch, Optimiser, draw_epochs, train
+from fedc2i.training.metrics import means, score
 from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles.training import local_run
@@ -399,7 +400,7 @@ def test_sums_by_hand() -> None:
 def test_further_predictions_are_scored_beside_the_main_one() -> None:
     piece = batch(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), [0, 0, 0])
     got = score(lambda x: {"": x, "/upside": -x}, piece)
-    assert got.keys() == {"accuracy", "loss", "accuracy/upside", "loss/upside"}
+    assert got.keys() == {"accuracy", "loss", "logits", "accuracy/upside", "loss/upside"}
     assert (got["accuracy"].item(), got["accuracy/upside"].item()) == (200, 100)
     assert got["loss"] < got["loss/upside"]
 
