@@ -1,4 +1,4 @@
-"""The nine benchmark domains: what each is, who publishes it, and where its files lie on this machine.
+"""The benchmark domains: what each is, who publishes it, and where its files lie on this machine.
 
 A domain is read from the first of these: an npz in the data folder, the cache of converted data, and published
 files anywhere in the data folder, which are converted into the cache once. Published files with other names or sizes
@@ -49,14 +49,15 @@ class Domain:
     """One domain of a benchmark.
 
     Attributes:
-        source: the benchmark, ``digit5`` or ``office10``.
+        source: the benchmark, e.g. ``digit5``.
         key: the name on the command line.
         client: the name in tables.
         what: a description in a few words.
         publisher: who publishes the files.
         page: the title of their page.
         accepts: its published files, for people.
-        recipes: sets of file or folder names; one set, complete in one folder, is enough to convert.
+        recipes: sets of file or folder names; one set, complete in one folder, is enough to convert. Without any, the
+            first word of ``accepts`` names the file or folder that is read as it is.
     """
 
     source: str
@@ -116,6 +117,30 @@ DOMAINS = (
         "office10", "webcam", "WebCam", "photos by a webcam in an office",
         _OFFICE, _FEDBN, _FOLDER.format("webcam"), (("webcam",),),
     ),
+    Domain(
+        "hapt", "hapt", "HAPT", "30 people, signals of a phone, six activities",
+        "Reyes-Ortiz et al. 2015", "Smartphone-Based Recognition of Human Activities and Postural Transitions",
+        "windows.npz in a folder hapt: x (N, 6, 128), y 0..5, user 1..30", (),
+    ),
+    *(
+        Domain(
+            "amazon", key, name, f"reviews of {what}, counts of words",
+            "Blitzer, Dredze, Pereira 2007", "Multi-Domain Sentiment Dataset",
+            f"{key}.npz in a folder amazon: indptr, indices, counts of 5,000 words, and y 0 or 1", (),
+        )
+        for key, name, what in (
+            ("books", "Books", "books"), ("dvd", "DVD", "films"),
+            ("electronics", "Electronics", "electronics"), ("kitchen", "Kitchen", "kitchen goods"),
+        )
+    ),
+    *(
+        Domain(
+            "ham10000", key, key, "dermatoscopic images, seven diagnoses",
+            "Tschandl, Rosendahl, Kittler 2018", "The HAM10000 dataset",
+            f"{key} in a folder ham10000, with <train|test>/<diagnosis>/*.jpg", (),
+        )
+        for key in ("rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias")
+    ),
 )  # fmt: skip
 
 
@@ -154,7 +179,8 @@ def select(name: str | None) -> tuple[Domain, ...]:
     """
     chosen = tuple(domain for domain in DOMAINS if name in (None, domain.source, domain.key))
     if not chosen:
-        allowed = ", ".join([*CLASSES, *(domain.key for domain in DOMAINS)])
+        sources = dict.fromkeys(domain.source for domain in DOMAINS)
+        allowed = ", ".join([*sources, *(domain.key for domain in DOMAINS)])
         raise UserError(f"no benchmark data '{name}', allowed are {allowed}")
     return chosen
 
@@ -196,7 +222,9 @@ def locate(domains: Sequence[Domain], data_dir: Path | None, *, raw_only: bool =
     found: list[DomainStatus] = []
     for domain in domains:
         ready = [folder / domain.source / f"{domain.key}.npz", folder / f"{domain.key}.npz"]
-        if not raw_only and (files := [file for file in ready if file.is_file()]):
+        if domain.source not in CLASSES:
+            ready = [folder / domain.source / domain.accepts.partition(" ")[0]]
+        if not raw_only and (files := [file for file in ready if file.exists()]):
             found.append(DomainStatus(domain, "ready", (files[0],)))
             continue
         inside = list(_folders(folder)) if inside is None else inside
@@ -207,6 +235,17 @@ def locate(domains: Sequence[Domain], data_dir: Path | None, *, raw_only: bool =
         else:
             found.append(DomainStatus(domain, "raw" if raw else "missing", raw))
     return found
+
+
+def files(source: str, data_dir: Path | None, argument: str = "") -> list[Path]:
+    """The file or folder of each chosen domain of a benchmark that is read as it lies there.
+
+    Raises:
+        UserError: if one is missing.
+    """
+    found = locate(choose(source, argument), data_dir)
+    require(found, data_dir)
+    return [entry.paths[0] for entry in found]
 
 
 def require(found: Sequence[DomainStatus], data_dir: Path | None) -> None:
