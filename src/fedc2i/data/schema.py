@@ -1,0 +1,255 @@
+"""Tables as numbers: what the columns of all clients have in common, and how each client encodes its rows.
+
+A client describes its training columns (`describe`): names, kinds, categories, and whether values are missing. `agree`
+joins the descriptions of all clients; no row and no statistic is needed for that. `Encoder` then turns rows into
+numbers: a numeric column becomes one input, standardised; a boolean one 0 or 1; a categorical one an indicator for each
+category. A column that lacks values anywhere gets one more indicator, "is missing". A category that is not in the
+agreed schema sets no indicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fedc2i.core.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    import pandas
+
+Kind = Literal["number", "boolean", "category", "unknown"]  # unknown: a client has no value at all
+MOST_CATEGORIES = 100
+MOST_COLUMNS = 10_000
+MOST_NAMED = 8
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table as a client, or the whole federation, knows it."""
+
+    name: str
+    kind: Kind
+    categories: tuple[str, ...] = ()
+    missing: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that it becomes."""
+        own = tuple(f"{self.name}={value}" for value in self.categories) if self.kind == "category" else (self.name,)
+        return (*own, f"{self.name} is missing") if self.missing else own
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns that are inputs, in order."""
+
+    columns: tuple[Column, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of all inputs."""
+        return tuple(name for column in self.columns for name in column.inputs)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """As plain values, which is all that a site tells about its table."""
+        return [asdict(column) for column in self.columns]
+
+    @classmethod
+    def from_json(cls, values: Any) -> Schema:
+        """Reads `to_json`; it may come from a stranger.
+
+        Raises:
+            UserError: if it is not a schema.
+        """
+        try:
+            columns = tuple(
+                Column(str(own["name"]), own["kind"], tuple(map(str, own["categories"])), bool(own["missing"]))
+                for own in values[: MOST_COLUMNS + 1]
+            )
+            valid = len(columns) <= MOST_COLUMNS and all(
+                own.kind in ("number", "boolean", "category", "unknown") and len(own.categories) <= MOST_CATEGORIES
+                for own in columns
+            )
+        except (TypeError, LookupError):
+            valid = False
+        if not valid:
+            raise UserError("not the schema of a table: it needs name, kind, categories and missing for each column")
+        return cls(columns)
+
+
+def describe(where: str, table: pandas.DataFrame) -> Schema:
+    """What a client says about its training rows.
+
+    Raises:
+        UserError: for a column that cannot be an input: dates, mixed types, infinities, or too many categories.
+    """
+    return Schema(tuple(_describe(where, str(name), table[name]) for name in table.columns))
+
+
+def _describe(where: str, name: str, values: pandas.Series[Any]) -> Column:
+    import pandas
+
+    missing, found = bool(values.isna().any()), values.dropna()
+    what = f"{where}: column '{one_line(name, 80)}'"
+    if found.empty:
+        return Column(name, "unknown", missing=True)
+    if pandas.api.types.is_bool_dtype(found) or {*map(type, found.head(1000))} <= {bool, np.bool_}:
+        return Column(name, "boolean", missing=missing)
+    if pandas.api.types.is_numeric_dtype(found):
+        if not np.isfinite(found.to_numpy(np.float64)).all():
+            raise UserError(f"{what} holds infinite numbers; replace them or leave the cells empty")
+        return Column(name, "number", missing=missing)
+    if pandas.api.types.is_datetime64_any_dtype(found) or _are_dates(found):
+        raise UserError(f"{what} holds dates such as {found.iloc[0]}; make numbers of them (days, years), or drop it")
+    texts = found.map(lambda value: str(value).strip())
+    numbers = pandas.to_numeric(texts, errors="coerce")
+    if 0.5 < numbers.notna().mean() < 1:
+        odd = texts[numbers.isna()].iloc[0]
+        raise UserError(f"{what} holds numbers and text such as '{one_line(odd, 40)}'; correct it, or leave it empty")
+    categories = sorted({*texts})
+    if len(categories) > MOST_CATEGORIES:
+        raise UserError(
+            f"{what} has {len(categories):,} different texts, allowed are {MOST_CATEGORIES}; if it names rows, drop it"
+        )
+    return Column(name, "category", tuple(categories), missing)
+
+
+def _are_dates(values: pandas.Series[Any]) -> bool:
+    return bool(values.head(100).astype(str).str.fullmatch(r"\d{4}-\d{1,2}-\d{1,2}([ T].*)?").all())
+
+
+def agree(where: str, clients: Mapping[str, Schema]) -> Schema:
+    """The schema of all clients: the same columns, the union of categories.
+
+    Raises:
+        UserError: if columns or their kinds differ; the message says which.
+    """
+    first_name, first = next(iter(clients.items()))
+    names = [column.name for column in first.columns]
+    for client, schema in clients.items():
+        check_columns(f"{where}: client '{client}'", schema, names, f"client '{first_name}'")
+    return Schema(tuple(_join(where, name, clients) for name in names))
+
+
+def check_columns(where: str, schema: Schema, names: Sequence[str], other: str) -> None:
+    """Refuses another set of columns than ``names``, which ``other`` has."""
+    own = {column.name for column in schema.columns}
+    lacks, adds = [name for name in names if name not in own], sorted(own - {*names})
+    if lacks or adds:
+        parts = [f"lacks {_some(lacks)}"] * bool(lacks) + [f"has also {_some(adds)}"] * bool(adds)
+        raise UserError(f"{where} {' and '.join(parts)}, compared with {other}; all need the same columns")
+
+
+def _join(where: str, name: str, clients: Mapping[str, Schema]) -> Column:
+    found = {client: next(own for own in schema.columns if own.name == name) for client, schema in clients.items()}
+    kinds = {own.kind: client for client, own in found.items() if own.kind != "unknown"}
+    if len(kinds) > 1:
+        differs = ", ".join(f"{kind} at '{client}'" for kind, client in kinds.items())
+        raise UserError(f"{where}: column '{one_line(name, 80)}' is not of one kind: {differs}")
+    if not kinds:
+        raise UserError(f"{where}: column '{one_line(name, 80)}' has no value at any client; drop it")
+    categories = sorted({value for own in found.values() for value in own.categories})
+    if len(categories) > MOST_CATEGORIES:
+        raise UserError(f"{where}: column '{name}' has {len(categories)} categories, allowed are {MOST_CATEGORIES}")
+    return Column(name, next(iter(kinds)), tuple(categories), any(own.missing for own in found.values()))
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Turns a client's rows into numbers; fitted on its training rows, saved with the run."""
+
+    schema: Schema
+    mean: tuple[float, ...]  # of each column; 0 if it is not a number
+    sd: tuple[float, ...]  # of each column; 1 if it is not a number, or constant
+
+    @classmethod
+    def fit(cls, schema: Schema, tables: Sequence[pandas.DataFrame], scaled: bool = True) -> Encoder:
+        """Means and deviations over the training rows of one client, or of several by their sums."""
+        means, sds = [], []
+        for column in schema.columns:
+            mean, sd = 0.0, 1.0
+            if column.kind == "number":
+                parts = [_numbers("training rows", column, table[column.name]) for table in tables]
+                known = [part[~np.isnan(part)] for part in parts]
+                count, total = sum(map(len, known)), sum(float(part.sum()) for part in known)
+                squares = sum(float(np.square(part).sum()) for part in known)
+                mean = total / count if count else 0.0
+                variance = (squares - count * mean**2) / max(1, count - 1)
+                sd = variance**0.5 if variance > 1e-12 * max(squares, 1e-30) / max(1, count) else 1.0
+            means.append(mean if scaled else 0.0)
+            sds.append(sd if scaled else 1.0)
+        return cls(schema, tuple(means), tuple(sds))
+
+    def encode(self, where: str, table: pandas.DataFrame) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Rows ``(N, inputs)``; a missing number becomes the training mean.
+
+        Raises:
+            UserError: for a missing column, or a value that is not a number where one is needed.
+        """
+        absent = [column.name for column in self.schema.columns if column.name not in table.columns]
+        if absent:
+            raise UserError(f"{where}: no column {_some(absent)}; needed are {_some(self._names())}")
+        parts = [
+            self._encode(where, column, table[column.name], mean, sd)
+            for column, mean, sd in zip(self.schema.columns, self.mean, self.sd, strict=True)
+        ]
+        return np.concatenate(parts, axis=1).astype(np.float32)
+
+    def _encode(self, where: str, column: Column, values: pandas.Series[Any], mean: float, sd: float) -> Array:
+        missing = values.isna().to_numpy()
+        if column.kind == "category":
+            texts = values.map(lambda value: str(value).strip()).to_numpy()
+            parts = [(texts == category) & ~missing for category in column.categories]
+        else:
+            numbers = _numbers(where, column, values)
+            parts = [np.where(np.isnan(numbers), 0.0, (numbers - mean) / sd)]
+        return np.stack([*parts, missing] if column.missing else parts, axis=1).astype(np.float64)
+
+    def _names(self) -> list[str]:
+        return [column.name for column in self.schema.columns]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"columns": self.schema.to_json(), "mean": list(self.mean), "sd": list(self.sd)}
+
+    @classmethod
+    def from_json(cls, values: Any) -> Encoder:
+        """Reads `to_json`.
+
+        Raises:
+            UserError: if it is something else.
+        """
+        try:
+            schema = Schema.from_json(values["columns"])
+            mean, sd = (tuple(float(own) for own in values[name]) for name in ("mean", "sd"))
+            if not len(mean) == len(sd) == len(schema.columns):
+                raise UserError("not an encoder of a table: its means, deviations and columns differ in number")
+        except (TypeError, LookupError, ValueError):
+            raise UserError("not an encoder of a table: it needs columns, mean and sd") from None
+        return cls(schema, mean, sd)
+
+
+def _numbers(where: str, column: Column, values: pandas.Series[Any]) -> Array:
+    """As floats with nan for missing ones."""
+    import pandas
+
+    try:
+        numbers = pandas.to_numeric(values.replace({True: 1, False: 0}) if values.dtype == object else values)
+        found: Array = numbers.to_numpy(np.float64, na_value=np.nan)
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{where}: column '{one_line(column.name, 80)}' must hold numbers ({one_line(error)})"
+        ) from None
+    if np.isinf(found).any():
+        raise UserError(f"{where}: column '{one_line(column.name, 80)}' holds infinite numbers")
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{one_line(name, 40)}'" for name in names[:MOST_NAMED])
+    return shown + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")

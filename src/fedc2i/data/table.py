@@ -1,0 +1,302 @@
+"""``table:FILE`` and ``table:DIR``: rows of a CSV or Parquet file, with a column to predict.
+
+One file with a column that names each row's client; or a folder with one file per client; or a folder with a folder per
+client that holds ``train``, ``test`` and perhaps ``validation`` files. Rows are divided 70/10/20 into training,
+validation and test, stratified by class and seeded, unless files or a column ``split`` divide them. pandas reads the
+files (``pip install 'fedc2i[table]'``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedc2i.core import memory
+from fedc2i.core.errors import UserError, flaw, one_line
+from fedc2i.core.seeding import key
+from fedc2i.data.federation import Client, DataOptions, Federation, Split
+from fedc2i.data.folder import entries, natural_key
+from fedc2i.data.partition import stratified_order
+from fedc2i.data.schema import MOST_COLUMNS, Encoder, Schema, agree, describe
+
+if TYPE_CHECKING:
+    import pandas
+
+SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
+PARTS = ("train", "validation", "test")
+MISSING = ("?", "", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "-")
+TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
+MOST_CLASSES, MOST_CLIENTS = 100, 10_000
+GROWTH = 4  # a file in memory, compared with its size on disk
+ENCODING, SPLIT = "encoding.json", "split.json"  # in the run folder
+
+Tables = Mapping[str, Mapping[str, "pandas.DataFrame"]]  # by client, then by part
+
+
+def load(argument: str, options: DataOptions) -> Federation:
+    """Clients from one file or a folder of files.
+
+    Raises:
+        UserError: for a file that cannot be read, a missing column, or a table that `from_table` refuses.
+    """
+    if not argument:
+        raise UserError("table: a file or folder is needed, as table:FILE.csv or table:DIR")
+    if not options.target:
+        raise UserError(f"table:{argument}: name the column to predict with --target COLUMN")
+    path, name = Path(argument).expanduser(), f"table:{argument}"
+    if not path.is_dir():
+        return build(name, _by_column(str(path), read(path), options.clients), options)
+    if options.clients:
+        raise UserError(f"{path}: a folder has one file per client, so --clients is not for it")
+    tables: dict[str, Any] = {}
+    for entry in entries(path):
+        if entry.is_dir():
+            parts = {file.stem: read(file) for file in entries(entry) if file.suffix.lower() in SUFFIXES}
+            if not {"train", "test"} <= parts.keys() <= {*PARTS}:
+                raise UserError(f"{entry}: a client's folder holds train.csv, test.csv and perhaps validation.csv")
+            tables[entry.name] = parts
+        elif entry.suffix.lower() in SUFFIXES:
+            tables[entry.stem] = {"": read(entry)}
+        else:
+            raise UserError(f"{entry}: allowed are files ending in {', '.join(SUFFIXES)}; move it elsewhere")
+    if not tables:
+        raise UserError(f"{path}: no clients, expected one CSV or Parquet file per client")
+    return build(name, tables, options)
+
+
+def from_table(
+    table: pandas.DataFrame | Mapping[str, pandas.DataFrame],
+    target: str,
+    clients: str | None = None,
+    *,
+    name: str = "table",
+    scale: str = "client",
+    seed: int = 0,
+) -> Federation:
+    """A federation from a DataFrame, or from one for each client.
+
+    Args:
+        table: one DataFrame, whose column ``clients`` names each row's client, or DataFrames by client.
+        target: the column to predict; rows without it are ignored.
+        clients: the column with the clients' names, for one DataFrame.
+        name: the federation's name.
+        scale: numbers are standardised by the client's own training rows (``client``), by those of all clients
+            (``federated``), or not (``none``).
+        seed: of the split into training, validation and test.
+
+    Raises:
+        UserError: for columns that are missing or cannot be encoded, or a client with too few rows.
+
+    Example:
+        >>> import pandas
+        >>> rows = {"age": [60, 55, 70, 42] * 5, "ill": [1, 0] * 10, "site": ["A", "A", "B", "B"] * 5}
+        >>> from_table(pandas.DataFrame(rows), target="ill", clients="site").names
+        ('A', 'B')
+    """
+    options = DataOptions(scale=scale, target=target, clients=clients, seed=seed)  # type: ignore[arg-type]
+    if isinstance(table, Mapping):
+        return build(name, {str(client): {"": own} for client, own in table.items()}, options)
+    return build(name, _by_column(name, table, clients), options)
+
+
+def read(path: Path) -> pandas.DataFrame:
+    """A CSV file (comma, semicolon or tab; UTF-8 or Latin-1) or a Parquet file.
+
+    Raises:
+        UserError: if it cannot be read, is empty, or has two columns of one name.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("tables need pandas: pip install 'fedc2i[table]'") from None
+    if not path.is_file():
+        raise UserError(f"{path}: no such file, a CSV or Parquet file is expected")
+    memory.require(path, GROWTH * path.stat().st_size, "its rows")
+    try:
+        table = pandas.read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
+    except UserError:
+        raise
+    except ImportError:
+        raise UserError("Parquet files need pyarrow: pip install 'fedc2i[table]'") from None
+    except Exception as error:  # parsers fail in too many ways to list
+        raise UserError(f"{path}: cannot be read as a table ({flaw(error)})") from None
+    if table.empty:
+        raise UserError(f"{path}: no rows below the header")
+    return table
+
+
+def _read_csv(path: Path) -> pandas.DataFrame:
+    import pandas
+
+    encoding = "utf-8-sig"
+    with path.open("rb") as stream:
+        head = stream.read(2**16)
+    if b"\0" in head:
+        raise UserError(f"{path}: not a text file (UTF-16?); save it as CSV in UTF-8")
+    try:
+        with path.open(encoding="utf-8-sig") as text:
+            for _ in iter(lambda: text.read(2**20), ""):
+                pass
+    except UnicodeDecodeError:
+        encoding = "latin-1"
+    first = head.decode(encoding, errors="replace").splitlines()[:1] or [""]
+    separator = max(",;\t", key=first[0].count)
+    header = pandas.read_csv(path, sep=separator, encoding=encoding, header=None, nrows=1, dtype=str).iloc[0]
+    names = [str(name).strip() for name in header]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"{path}: two columns are called '{one_line(twice[0], 80)}'")
+    table = pandas.read_csv(path, sep=separator, encoding=encoding, na_values=list(MISSING), low_memory=False)
+    return table.set_axis(names, axis=1)
+
+
+def build(name: str, tables: Tables, options: DataOptions, agreed: Schema | None = None) -> Federation:
+    """A federation of tables by client and part; ``""`` is a part that is still to be divided.
+
+    Args:
+        name: the federation's name.
+        tables: by client and part.
+        options: target, scale and seed.
+        agreed: the schema, if it was agreed with others, as between real sites.
+    """
+    target = options.target or ""
+    if not 0 < len(tables) <= MOST_CLIENTS:
+        raise UserError(f"{name}: {len(tables):,} clients, allowed are 1 to {MOST_CLIENTS:,}")
+    cleaned, notes = _with_target(name, _by_split(name, tables, options), target)
+    classes = _classes(name, cleaned, target)
+    number = {label: index for index, label in enumerate(classes)}
+    parts, rows = {}, {}
+    for client, own in cleaned.items():
+        where = f"{name}: client '{one_line(client, 80)}'"
+        labels = {part: table[target].map(_label).map(number).to_numpy() for part, table in own.items()}
+        inputs = {part: table.drop(columns=[target]) for part, table in own.items()}
+        parts[client], rows[client] = _divided(where, inputs, labels, key(options.seed, client, "split"))
+    training = {client: own["train"][0] for client, own in parts.items()}
+    schema = agreed or agree(name, {c: describe(f"{name}: client '{c}'", own) for c, own in training.items()})
+    together = Encoder.fit(schema, list(training.values())) if options.scale == "federated" else None
+    encoders = {
+        client: together or Encoder.fit(schema, [own], scaled=options.scale == "client")
+        for client, own in training.items()
+    }
+    built = tuple(_client(name, client, own, encoders[client]) for client, own in parts.items())
+    attachments = {
+        ENCODING: json.dumps({"target": target, "clients": {c: own.to_json() for c, own in encoders.items()}}),
+        SPLIT: json.dumps(rows),
+    }
+    return Federation(
+        name, built, classes, tuple(notes), preset={"batch_size": 32, "rounds": 20}, attachments=attachments
+    )
+
+
+def _by_column(where: str, table: pandas.DataFrame, column: str | None) -> dict[str, dict[str, pandas.DataFrame]]:
+    if not column:
+        raise UserError(f"{where}: name the column with each row's client with --clients COLUMN")
+    if column not in table.columns:
+        raise UserError(f"{where}: no column '{one_line(column, 80)}', there are {_some(table.columns)}")
+    empty = int(table[column].isna().sum())
+    if empty:
+        raise UserError(f"{where}: {empty} rows have no client in column '{column}'")
+    owners = table[column].map(_label)
+    rest = table.drop(columns=[column])
+    return {owner: {"": rest[owners == owner]} for owner in sorted({*owners}, key=natural_key)}
+
+
+def _by_split(name: str, tables: Tables, options: DataOptions) -> Tables:
+    """Without the columns to drop, and divided by the column that says which part a row belongs to, if there is one."""
+    drop = [column.strip() for column in (options.drop or "").split(",") if column.strip()]
+    divided: dict[str, dict[str, pandas.DataFrame]] = {}
+    for client, parts in tables.items():
+        where = f"{name}: client '{one_line(client, 80)}'"
+        for table in parts.values():
+            for column in (*drop, *filter(None, [options.split])):
+                if column not in table.columns:
+                    raise UserError(f"{where}: no column '{one_line(column, 80)}', there are {_some(table.columns)}")
+        divided[client] = {part: table.drop(columns=drop) for part, table in parts.items()}
+        if options.split and "" in parts:
+            divided[client] = _parts_of(where, divided[client][""], options.split)
+    return divided
+
+
+def _parts_of(where: str, table: pandas.DataFrame, column: str) -> dict[str, pandas.DataFrame]:
+    named = table[column].map(lambda value: {"val": "validation"}.get(str(value).strip(), str(value).strip()))
+    odd = sorted({*named} - {*PARTS})
+    absent = [part for part in ("train", "test") if part not in {*named}]
+    if odd or absent:
+        what = f"'{one_line(odd[0], 40)}'" if odd else f"no '{absent[0]}'"
+        raise UserError(f"{where}: column '{column}' has {what}; its values are train, test and perhaps validation")
+    return {part: table[named == part].drop(columns=[column]) for part in PARTS if part in {*named}}
+
+
+def _label(value: Any) -> str:
+    """A class or client as text: 1.0 and 1 are the same."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
+
+
+def _with_target(name: str, tables: Tables, target: str) -> tuple[dict[str, dict[str, pandas.DataFrame]], list[str]]:
+    """The rows that have a target, and a note on how many have none."""
+    cleaned: dict[str, dict[str, pandas.DataFrame]] = {}
+    ignored = 0
+    for client, parts in tables.items():
+        cleaned[client] = {}
+        for part, table in parts.items():
+            where = f"{name}: client '{one_line(client, 80)}'"
+            if target not in table.columns:
+                raise UserError(
+                    f"{where}: no column '{one_line(target, 80)}' to predict, there are {_some(table.columns)}"
+                )
+            if len(table.columns) > MOST_COLUMNS:
+                raise UserError(f"{where}: {len(table.columns):,} columns, allowed are {MOST_COLUMNS:,}")
+            kept = table[table[target].notna()]
+            ignored += len(table) - len(kept)
+            if kept.empty:
+                raise UserError(f"{where}: no row has a value in column '{target}'")
+            cleaned[client][part] = kept
+    return cleaned, [f"{ignored} rows without '{target}' are ignored."] if ignored else []
+
+
+def _classes(name: str, tables: Tables, target: str) -> tuple[str, ...]:
+    found = {_label(value) for parts in tables.values() for table in parts.values() for value in table[target].unique()}
+    if len(found) > MOST_CLASSES:
+        raise UserError(
+            f"{name}: column '{target}' has {len(found):,} different values, allowed are {MOST_CLASSES}; this package "
+            "predicts classes: make some of the numbers, e.g. low and high"
+        )
+    if len(found) < 2:
+        raise UserError(f"{name}: column '{target}' has only the value '{next(iter(found))}', two are needed")
+    return tuple(sorted(found, key=natural_key))
+
+
+def _divided(
+    where: str, tables: Mapping[str, pandas.DataFrame], labels: Mapping[str, Any], seed: int
+) -> tuple[dict[str, tuple[pandas.DataFrame, Any]], dict[str, list[int]]]:
+    """Rows and labels by part, and the row numbers of a part where we chose them."""
+    if "" not in tables:
+        return {part: (table, labels[part]) for part, table in tables.items()}, {}
+    (table,), (y,) = tables.values(), labels.values()
+    count = len(table)
+    test, validation = max(1, round(TEST_SHARE * count)), round(VALIDATION_SHARE * count)
+    if count - test - validation < 1:
+        raise UserError(f"{where}: {count} row, at least one for training and one for test are needed")
+    order = stratified_order(y, np.random.default_rng(seed).permutation(count))
+    ends = [count - test - validation, count - validation]
+    train_rows, test_rows, validation_rows = (np.sort(part) for part in np.split(order, ends))
+    rows = {"train": train_rows, "validation": validation_rows, "test": test_rows}
+    return {part: (table.iloc[own], y[own]) for part, own in rows.items()}, {p: r.tolist() for p, r in rows.items()}
+
+
+def _client(name: str, client: str, parts: Mapping[str, tuple[pandas.DataFrame, Any]], encoder: Encoder) -> Client:
+    where = f"{name}: client '{one_line(client, 80)}'"
+    splits = {
+        part: Split.from_numpy(encoder.encode(f"{where}, {part}", table), y) for part, (table, y) in parts.items()
+    }
+    splits.setdefault("validation", splits["train"].take([]))
+    return Client(client, **splits)
+
+
+def _some(names: Sequence[Any]) -> str:
+    shown = ", ".join(one_line(name, 40) for name in list(names)[:20])
+    return shown + (", ..." if len(names) > 20 else "")
