@@ -1,0 +1,42 @@
+"""``fedc2i predict``: a client's model on new rows of a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedc2i.core.errors import UserError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run on a table.", show_default=False)],
+    rows: Annotated[Path, typer.Argument(help="A CSV or Parquet file of new rows.", show_default=False)],
+    client: Annotated[str, typer.Option(help="Whose model and encoding are used.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the CSV; by default it is printed.", show_default=False)
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="A seed of the run; by default its first.", show_default=False)
+    ] = None,
+    before: Annotated[bool, typer.Option(help="Use the model before its last local training.")] = False,
+) -> None:
+    """Predict new rows of a table with a client's model.
+
+    Writes one line a row: the predicted class, and the probability of each class. Rows are encoded as the client's
+    training rows were. Columns that are no inputs are ignored; an unknown category counts as none of the known ones.
+    """
+    from fedc2i.core.files import write_atomically
+    from fedc2i.runs.predict import predict as compute
+
+    if out is not None and out.exists():
+        raise UserError(f"{out}: exists already; choose another --out or remove it")
+    text = compute(run, client, rows, seed=seed, point="received" if before else "trained").to_csv(index=False)
+    if out is None:
+        print(text, end="")
+    else:
+        write_atomically(out, text.encode())

@@ -1,0 +1,76 @@
+"""A client's model on new rows: the same numbers as in the run, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedc2i
+from fedc2i.cli.main import app
+from fedc2i.core.errors import UserError
+from fedc2i.runs.finished_run import read_model
+
+
+@pytest.fixture(scope="module")
+def table() -> pandas.DataFrame:
+    rng = np.random.default_rng(0)
+    age, sex = rng.normal(60, 10, 60), rng.choice(["f", "m"], 60)
+    ill = np.where(age + 5 * (sex == "m") + rng.normal(0, 3, 60) > 62, "yes", "no")
+    age[::7] = np.nan
+    return pandas.DataFrame({"age": age, "sex": sex, "ill": ill, "site": ["north", "south"] * 30})
+
+
+@pytest.fixture(scope="module")
+def run(table: pandas.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("predict")
+    table.to_csv(folder / "patients.csv", index=False)
+    settings = {"target": "ill", "clients": "site", "rounds": 2, "seeds": [3], "batch_size": 8}
+    fedc2i.run("fedrod", f"table:{folder}/patients.csv", out=folder / "run", **settings)
+    return folder / "run"
+
+
+def test_predictions_are_those_of_the_run(run: Path, table: pandas.DataFrame) -> None:
+    result, data = fedc2i.read_run(run), fedc2i.from_table(table, "ill", "site").clients[0]
+    own = table[table["site"] == "north"].drop(columns=["ill", "site"])
+    found = fedc2i.predict(run, "north", own)
+    assert found.columns.tolist() == ["prediction", "p(no)", "p(yes)"]
+    assert found[["p(no)", "p(yes)"]].sum(axis=1).to_numpy() == pytest.approx(1)
+    truth = table.loc[own.index, "ill"]
+    rows = np.array(__import__("json").loads((run / "split.json").read_text())["north"]["test"])
+    accuracy = 100 * (found["prediction"].to_numpy()[rows] == truth.to_numpy()[rows]).mean()
+    assert accuracy == pytest.approx(result.accuracy("trained")[0, 0])
+    assert len(rows) == len(data.test)
+
+
+def test_command_writes_a_file_once(run: Path, table: pandas.DataFrame, tmp_path: Path) -> None:
+    table.head(3).to_csv(tmp_path / "new.csv", index=False)
+    arguments = ["predict", str(run), "--client", "south", str(tmp_path / "new.csv"), "--out", str(tmp_path / "p.csv")]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert len(pandas.read_csv(tmp_path / "p.csv")) == 3
+    with pytest.raises(UserError, match="exists already"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_before_and_after_differ(run: Path, table: pandas.DataFrame) -> None:
+    before, after = (fedc2i.predict(run, "north", table, point=point) for point in ("received", "trained"))
+    assert not np.allclose(before["p(no)"], after["p(no)"])
+    assert read_model(run, "north", 3).keys() == read_model(run, "north", 3, "received").keys()
+
+
+def test_unknown_client_and_missing_column_are_refused(run: Path, table: pandas.DataFrame) -> None:
+    with pytest.raises(UserError, match=r"no client 'nord'.*allowed are north, south"):
+        fedc2i.predict(run, "nord", table)
+    with pytest.raises(UserError, match="no column 'age'; needed are 'age', 'sex'"):
+        fedc2i.predict(run, "north", table.drop(columns="age"))
+
+
+def test_run_without_a_table_is_refused(tmp_path: Path) -> None:
+    x, y = torch.zeros(4, 3).numpy(), np.array([0, 1, 0, 1])
+    fedc2i.run("local", fedc2i.from_arrays({"a": (x, y, x, y)}), rounds=1, seeds=[0], out=tmp_path / "run")
+    with pytest.raises(UserError, match=r"no encoding\.json"):
+        fedc2i.predict(tmp_path / "run", "a", pandas.DataFrame())
