@@ -23,7 +23,7 @@ CLASSES = 4
 SIDE = 16
 # Few tests that take long: begun last, they would leave the other processes idle at the end.
 LONG = ("test_deployment.py", "test_simulation.py", "test_kill_matrix.py", "test_long_and_wide.py", "test_processes.py",
-        "test_examples.py", "test_docs.py", "test_browser.py", "test_plus.py", "test_workers.py")  # fmt: skip
+        "test_examples.py", "test_docs.py", "test_browser.py", "test_workers.py")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

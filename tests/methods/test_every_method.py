@@ -25,7 +25,7 @@ import sys
 from fedc2i.methods import registry
 assert registry.get("fedc2i").title == "FedC²I"
 assert "fedc2i.methods.fedavg" not in sys.modules
-assert registry.get("fedavg-plus").title == "FedAvg + extras"  # a file of several methods
+assert registry.get("fedc2i-client").title  # a file of several methods
 assert len(registry.names()) > 20
 """
 TAKE_A_NAME = """
@@ -68,19 +68,18 @@ OF_STATISTICS = {f"buffer/{name}" for name in STATISTICS}
 STATEMENT = {f"statement/{name}" for name in ("loss", "gradient", "class_losses", "class_gradients")}
 LEAVES: dict[str, set[str]] = {
     "local": set(),
-    **dict.fromkeys(
-        ("fedavg", "fedprox", "ditto", "fedala", "fedfomo", "fedrod", "fedavg-plus", "fedprox-plus"), MODEL
-    ),
-    **dict.fromkeys(("median", "trimmed-mean", "multi-krum", "fedavg-plus", "fedprox-plus"), MODEL),
-    **dict.fromkeys(("fedc2i", "fedc2i-plus", "fedc2i-many", "fedc2i-top-k"), MODEL),
+    **dict.fromkeys(("fedavg", "fedprox", "ditto", "fedala", "fedfomo", "fedrod"), MODEL),
+    **dict.fromkeys(("median", "trimmed-mean", "multi-krum"), MODEL),
+    **dict.fromkeys(("fedc2i", "fedc2i-many", "fedc2i-top-k"), MODEL),
     **dict.fromkeys(("fedc2i-client", "fedc2i-class-global", "fedc2i-class-local"), MODEL),
-    **dict.fromkeys(("fedrep", "fedrep-plus"), WEIGHTS | STATISTICS),
+    **dict.fromkeys(("fedrep",), WEIGHTS | STATISTICS),
     **dict.fromkeys(("fedcalm", "pfedgraph"), WEIGHTS | HEAD | OF_STATISTICS),
     "fedc2i-server": WEIGHTS | OF_STATISTICS | OF_HEAD | STATEMENT,
     "fedbn": {"hidden.weight"} | HEAD,
     "fedic": WEIGHTS | STATISTICS | OF_HEAD | {"prototypes", "class_counts", "variance"},
     "fedpac": WEIGHTS | STATISTICS | OF_HEAD | {"prototypes", "class_counts", "reference", "variance"},
     "fedproto": {"prototypes", "class_present"},
+    "fedc2i-plus": MODEL | {"prototypes", "class_present"},
     "fedproto:weighting=counts": {"prototypes", "class_counts"},
 }
 
@@ -117,6 +116,9 @@ RANGES: dict[tuple[str, str], tuple[list[Any], list[Any]]] = {
     ("fedrep", "body_epochs"): COUNT,
     ("fedrod", "gamma_bsm"): AT_LEAST_0,
     ("fedproto", "ld"): AT_LEAST_0,
+    ("fedc2i-plus", "ld"): AT_LEAST_0,
+    ("fedc2i-plus", "guard"): YES_OR_NO,
+    ("fedc2i-plus", "held_out"): ([0.01, 0.5], [0, 1, -0.1, NAN, True, "some"]),
     ("fedproto", "weighting"): (["uniform", "counts"], ["samples"]),
     ("fedpac", "lam"): AT_LEAST_0,
     ("fedpac", "head_epochs"): COUNT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,6 @@ from support.method_checks import (
     run,
 )
 
-EXTRAS: dict[str, Any] = {"anchor": 0.1, "average": True}
-PRESETS = {
-    "fedc2i-plus": ("fedc2i", {**EXTRAS, "influence_samples": 256, "gamma": 5.0}),
-    "fedavg-plus": ("fedavg", EXTRAS),
-    "fedprox-plus": ("fedprox", EXTRAS),
-    "fedrep-plus": ("fedrep", EXTRAS),
-}
 DATA = Batch(torch.zeros(1, 3, 1, 1, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), torch.ones(1))
 
 
@@ -327,7 +320,7 @@ def test_named_on_the_command_line(name: str, federation: Federation) -> None:
     (plain,) = prepare([name], {}, federation)
     assert (plan.method.anchor, plan.method.average) == (0.25, True)
     assert plain.label == plain.method.title
-    said = "anchor=0.25" if name in PRESETS else "anchor=0.25, average=True"
+    said = "anchor=0.25, average=True"
     assert plan.label == f"{plain.label} ({said})"
     again = prepare([plan.key], {}, federation)[0]
     assert again.method == plan.method
@@ -349,7 +342,7 @@ def test_a_method_of_the_user_s_own(federation: Federation, tmp_path: Path, monk
     Path("mine.py").write_text(MINE)
     wanted, settings = "mine.py:Mine:anchor=0.1,average=true", {"rounds": 1, "epochs": 2, "executor": "workers"}
     (plan,) = prepare([wanted], {**settings, "workers": 2}, federation, "lenet5")
-    (usual,) = prepare(["fedavg-plus"], {**settings, "executor": "looped"}, federation, "lenet5")
+    (usual,) = prepare(["fedavg:anchor=0.1,average=true"], {**settings, "executor": "looped"}, federation, "lenet5")
     assert_same_model(execute(plan).outcomes[0].trained, execute(usual).outcomes[0].trained, rtol=0, atol=0)
     with pytest.raises(UserError, match="anchor must be a finite number of at least 0, got '-1"):
         prepare(["mine.py:Mine:anchor=-1"], {}, federation)
@@ -361,25 +354,6 @@ def test_shared_options_are_listed_once() -> None:
     found = json.loads(call("methods", "--json").out)
     assert found["shared"].keys() == {"anchor", "average"}
     for name, entry in found["methods"].items():
-        assert ({"anchor", "average"} <= entry["options"].keys()) == (name in PRESETS)
-    assert found["methods"]["fedavg-plus"]["options"]["anchor"]["default"] == 0.1
+        assert not {"anchor", "average"} & entry["options"].keys(), name
     listed = call("methods", "fedavg").out
     assert sum(line.split()[:1] == ["anchor"] for line in listed.splitlines()) == 1
-
-
-# Presets.
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_its_method_with_other_defaults(name: str) -> None:
-    base, options = PRESETS[name]
-    kind, preset = Method.registry[base], Method.registry[name]
-    assert issubclass(preset, kind)
-    assert asdict(preset()) == asdict(kind(**options))
-    assert [part.name for part in fields(preset)] == [part.name for part in fields(kind)]
-    assert (preset.headline, preset.keeps_uploads) == (kind.headline, kind.keeps_uploads)
-    functions = {key for key, value in vars(preset).items() if callable(value) and not key.startswith("__")}
-    assert functions == set()
-    assert (kind().anchor, kind().average) == (0.0, False)
-    off = {part.name: part.default for part in fields(kind)}
-    assert asdict(preset(**off)) == asdict(kind())  # every one of them can be taken back

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 TRAINING = TrainingSettings(batch_size=5, lr=0.01)
 SIZES = (12, 20, 7, 9)
 # Other defaults, or less, of methods that are tested themselves.
-PRESETS = ("fedc2i.methods.fedc2i_plus", "fedc2i.methods.fedc2i_ablation")
+PRESETS = ("fedc2i.methods.fedc2i_ablation",)
 OF_THEIR_OWN = sorted(name for name, kind in Method.registry.items() if kind.__module__ not in PRESETS)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from fedc2i.training.settings import TrainingSettings
 if TYPE_CHECKING:
     from fedc2i.engine.attacks import Attackers
 
+MOST_HELD_OUT = 1000  # samples that a guard measures on
 Piece = tuple[str, int, int]  # a split, the first image in it and the one after the last
 
 
@@ -60,6 +61,14 @@ class ClientData:
         """With training labels C − 1 − c in place of c; validation and test data stay."""
         flipped = self.train._replace(y=len(self.counts) - 1 - self.train.y)
         return replace(self, train=flipped, counts=self.counts.flip(0))
+
+
+class HeldOut(NamedTuple):
+    """Samples that a client does not train on: their split and rows in it, and whether it has not done so yet."""
+
+    split: Literal["train", "validation"]
+    rows: Tensor
+    unseen: bool
 
 
 @dataclass(frozen=True)
@@ -119,8 +128,24 @@ class RunContext:
         return loss
 
     def epochs(self, data: ClientData, round: int) -> list[list[Tensor]]:
-        """The batches of a client's local run, by epoch; the same for every method."""
-        return draw_epochs(data.samples, self.training, seeding.generator(self.seed, data.name, round, "batches"))
+        """The batches of a client's local run, by epoch; the same for every method that holds out nothing."""
+        rows = torch.arange(data.samples)
+        held = self.draw_held_out(data, round)
+        if held is not None and held.split == "train" and held.unseen:
+            rows = rows[~torch.isin(rows, held.rows)]
+        drawn = draw_epochs(len(rows), self.training, seeding.generator(self.seed, data.name, round, "batches"))
+        return [[rows[index] for index in epoch] for epoch in drawn]
+
+    def draw_held_out(self, data: ClientData, round: int) -> HeldOut | None:
+        """The samples for `Site.held_out`: validation data, else some of the training data, the same every round."""
+        share = self.method.holds_out
+        if not share:
+            return None
+        if size := len(data.validation.y):
+            return HeldOut("validation", torch.arange(min(size, MOST_HELD_OUT)), True)
+        count = min(max(1, int(share * data.samples)), data.samples - 1, MOST_HELD_OUT)
+        order = torch.randperm(data.samples, generator=seeding.generator(self.seed, data.name, "held-out"))
+        return HeldOut("train", order[:count], 2 * round <= self.rounds)
 
     def draw_probe(self, data: ClientData, round: int) -> tuple[Literal["train", "validation"], Tensor] | None:
         """The split and the indices of what `Method.personalise` sees, newly drawn every round."""
@@ -162,6 +187,10 @@ class LocalClient:
         if drawn is not None:
             split: Batch = getattr(self.data, drawn[0])
             probe = split.take(drawn[1].to(self._device))
+        if (held := self.context.draw_held_out(self.data, round)) is not None:
+            split = getattr(self.data, held.split)
+            samples = split.take(held.rows.to(self._device))
+            site = replace(site, held_out=samples._replace(w=samples.w * held.unseen))
         with torch.no_grad():
             return self.context.method.personalise(own, probe, site)
 

@@ -62,6 +62,8 @@ class Site:
         counts: ``(C,)`` training samples of each class.
         position: where this client's own upload stands among those received, -1 if it is not among them.
         received: what the server sent: the entries of `Download`, the client's own row of personal ones.
+        held_out: samples that the client did not train on, while `Method.personalise` runs and `Method.holds_out` asks
+            for them; their weights are 0 once it has.
         start: the model the local run started from; empty while `Method.personalise` makes it, and at evaluation.
         round: the round that is being trained, from 1.
         rounds: how many rounds there will be.
@@ -72,6 +74,7 @@ class Site:
     counts: Tensor
     position: Tensor
     received: Params
+    held_out: Batch | None = None
     start: Params = field(default_factory=dict)
     round: int = 1
     rounds: int = 1
@@ -229,6 +232,12 @@ class Method:
     def probe(self) -> Probe | None:
         """The samples that `personalise` needs, if any."""
         return None
+
+    @property
+    def holds_out(self) -> float:
+        """The share of its training data that a client without validation data does not train on in the first half of
+        the rounds, for `Site.held_out`; 0: nothing is held out."""
+        return 0.0
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
         """The model a client starts its next round from, and diagnostics: by default what it received, else its own."""

@@ -57,13 +57,7 @@ class FedProto(Method):
 
     def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
         """CE plus the distance of every feature to its class's prototype."""
-        shared = Prototypes.find(site.received)
-        if shared is None:
-            return super().loss(params, batch, site)
-        features = site.features(params, batch.x)
-        logits = site.model.head(params, features)
-        away = shared.distances(features, batch.y)
-        return batch.mean(F.cross_entropy(logits, batch.y, reduction="none") + self.ld * away)
+        return prototype_loss(params, batch, site, self.ld)
 
     def upload(self, params: Params, data: Batch, site: Site) -> Params:
         """Prototypes with the classes they are of, or how many samples of each."""
@@ -83,6 +77,13 @@ class FedProto(Method):
         """By the nearest shared prototype; by the classifier before any has come."""
         shared, features = Prototypes.find(site.received), site.features(params, x)
         return {"prototype": site.model.head(params, features) if shared is None else nearness(features, shared)}
+
+
+def prototype_loss(params: Params, batch: Batch, site: Site, ld: float) -> Tensor:
+    """CE plus ``ld`` times the distance to the shared prototypes; CE alone before any has come."""
+    shared, features = Prototypes.find(site.received), site.features(params, batch.x)
+    losses = F.cross_entropy(site.model.head(params, features), batch.y, reduction="none")
+    return batch.mean(losses if shared is None else losses + ld * shared.distances(features, batch.y))
 
 
 def nearness(features: Tensor, shared: Prototypes) -> Tensor:

@@ -188,7 +188,9 @@ class StackedExecutor:
     def _personalise(self, chunk: list[ClientBatch], evaluate: bool) -> list[Personalised]:
         first = chunk[0]
         tensors, dims = self._site_tensors(chunk)
-        probes = self._padded.probes(chunk)
+        probes, held_out = self._padded.probes(chunk), self._padded.held_out(chunk)
+        if held_out is not None:
+            tensors, dims = {**tensors, "held_out": held_out}, {**dims, "held_out": Batch(0, 0, 0)}  # type: ignore[arg-type]
         kind = ("personalise", 0 if probes is None else probes.y.shape[2])
 
         def one(params: Params, probe: Batch | None, own: _SiteTensors) -> tuple[Params, dict[str, Tensor]]:

@@ -114,7 +114,20 @@ class PaddedData:
     def probes(self, chunk: Sequence[ClientBatch]) -> Batch | None:
         """The samples that `Method.personalise` sees, padded to the most that a client has."""
         drawn = [batch.context.draw_probe(self._data[m], batch.round) for batch in chunk for m in batch.clients]
-        probes = [probe for probe in drawn if probe is not None]
+        return self._take(chunk, [probe for probe in drawn if probe is not None])
+
+    def held_out(self, chunk: Sequence[ClientBatch]) -> Batch | None:
+        """The samples for `Site.held_out`, padded likewise."""
+        drawn = [batch.context.draw_held_out(self._data[m], batch.round) for batch in chunk for m in batch.clients]
+        held = [own for own in drawn if own is not None]
+        samples = self._take(chunk, [(own.split, own.rows) for own in held])
+        if samples is None:
+            return None
+        unseen = torch.tensor([own.unseen for own in held], device=self._device).reshape(*samples.w.shape[:2], 1)
+        return samples._replace(w=samples.w * unseen)
+
+    def _take(self, chunk: Sequence[ClientBatch], probes: Sequence[tuple[str, Tensor]]) -> Batch | None:
+        """For each client of each seed the samples at some indices of a split; none if there are no indices."""
         if not probes:
             return None
         shape, rows = (len(chunk), len(chunk[0].clients), -1), self.rows(chunk)[..., None]
