@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 EXECUTORS = ("looped", "stacked")
 SIZES = (12, 20, 7, 9, 15)
 EVERY_METHOD = OF_THEIR_OWN
-IN_CLIENT_ORDER = {"fedcalm"}  # removes conflicts client by client, in the order of the table
+IN_CLIENT_ORDER = {"fedcalm", "pooled"}  # resolves conflicts in the order of the table; batches of a joined table
 
 
 def run(

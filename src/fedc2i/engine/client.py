@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedc2i.core import seeding
 from fedc2i.core.params import Params, Stacked, stack
-from fedc2i.data.federation import Client
+from fedc2i.data.federation import Client, Federation
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.models.model import Model
@@ -51,6 +51,16 @@ class ClientData:
         train, validation, test = splits
         counts = torch.bincount(client.train.y, minlength=classes).to(device)
         return cls(client.name, train, validation, test, counts)
+
+    @classmethod
+    def place_all(cls, federation: Federation, method: Method, device: torch.device) -> list[ClientData]:
+        """Moves every client's data to the device; the first trains on the union if the method pools data."""
+        data = [cls.place(client, len(federation.classes), device) for client in federation.clients]
+        if method.pools_data:
+            union = Batch(*(torch.cat(parts) for parts in zip(*(own.train for own in data), strict=True)))
+            counts = torch.stack([own.counts for own in data]).sum(0)
+            data[0] = replace(data[0], train=union, counts=counts)
+        return data
 
     @property
     def samples(self) -> int:

@@ -29,7 +29,7 @@ class SeedRun:
         first = context.first_models(names, settings.init)
         self._own: Stacked = {name: tensor.to(device) for name, tensor in first.items()}
         self.exchange = Exchange(context, settings, names, samples, self._own)
-        self._chosen = self.exchange.choose(1)
+        self._chosen = self._choose(1)
         self._starts = rows(self._own, self._chosen)
         self._audience = tuple(range(len(names)))
         self._received = self._own
@@ -51,8 +51,12 @@ class SeedRun:
         return self._batches(others, rows(self._own, others), number)
 
     def keep_models(self, trained: Sequence[Trained]) -> None:
-        """Clients keep the models they trained."""
-        self._own = replace_rows(self._own, self._chosen, self._joined([own.params for own in trained], self._chosen))
+        """Clients keep the models they trained; a model of pooled data is everyone's."""
+        models = self._joined([own.params for own in trained], self._chosen)
+        if self.context.method.pools_data:
+            self._own = {name: tensor.repeat_interleave(len(self.names), 0) for name, tensor in models.items()}
+        else:
+            self._own = replace_rows(self._own, self._chosen, models)
 
     def keep_metrics(self, trained: Sequence[Trained], absent: Sequence[Metrics]) -> None:
         """Takes the evaluation of all clients after local training."""
@@ -95,8 +99,13 @@ class SeedRun:
         self._report_bytes = self.exchange.take_reports(measured, self._chosen) // len(self._chosen)
         return self._last
 
+    def _choose(self, number: int) -> tuple[int, ...]:
+        """Who trains in a round; the first client for all of them if data is pooled."""
+        chosen = self.exchange.choose(number)
+        return chosen[:1] if self.context.method.pools_data else chosen
+
     def _choose_next(self, number: int) -> None:
-        self._chosen = self.exchange.choose(number + 1)
+        self._chosen = self._choose(number + 1)
         self._starts = rows(self._received, [self._audience.index(m) for m in self._chosen])
 
     def _bytes_down(self) -> int:

@@ -57,7 +57,7 @@ def simulate(
     """
     device = torch.device(device)
     check(method, model, federation, settings)
-    data = [ClientData.place(client, len(federation.classes), device) for client in federation.clients]
+    data = ClientData.place_all(federation, method, device)
     samples = torch.tensor([own.samples for own in data], device=device)
     contexts = [RunContext.of_seed(method, model, settings, federation.names, seed) for seed in seeds]
     runs = [SeedRun(context, settings, federation.names, samples, device) for context in contexts]
@@ -86,9 +86,10 @@ def _round(number: int, due: bool, runs: Sequence[SeedRun], executor: Executor, 
     """One round of every seed; if an evaluation is due, all clients are evaluated after both computations."""
     began = time.perf_counter()
     trained = _together(executor.train, [run.training(number) for run in runs], due)
+    for run, own in zip(runs, trained, strict=True):
+        run.keep_models(own)
     absent = _together(executor.evaluate, [run.absent(number) if due else [] for run in runs])
     for run, own, metrics in zip(runs, trained, absent, strict=True):
-        run.keep_models(own)
         if due:
             run.keep_metrics(own, metrics)
         run.send_uploads(own, number)
@@ -118,7 +119,6 @@ def check(method: Method, model: Model, federation: Federation, settings: Engine
     validation.validate(model, federation.clients[0].train.x[:2], len(federation.classes))
     _reject_single_samples(model, federation, settings)
     method.setup(model.init(0, "check"), model)  # a method may reject a model, e.g. FedBN one without BatchNorm
-    settings.participants(len(federation.clients))
     receiver_groups(0, settings, federation.names)
     RunContext.of_seed(method, model, settings, federation.names, 0)
     if settings.executor == "workers" and os.name != "posix":
@@ -132,6 +132,9 @@ def check(method: Method, model: Model, federation: Federation, settings: Engine
         for client in federation.clients:
             if not len(client.validation):
                 raise UserError(f"influence_split=validation: client '{client.name}' has no validation data")
+    everyone = settings.participants(len(federation.clients)) == len(federation.clients)
+    if method.pools_data and (settings.attack or not everyone):
+        raise UserError(f"{method.name} trains on the data of all clients: no attack, and clients_per_round=100%")
     if settings.clip:
         from fedc2i.engine import clip_noise
 

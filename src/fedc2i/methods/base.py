@@ -174,6 +174,7 @@ class Method:
         headline: the evaluation point that the method's authors report.
         reconstruction: for a method whose paper gives no code or full text: one sentence on what ours is built from.
         keeps_uploads: whether `combine` sees every client's latest upload, or only this round's.
+        pools_data: whether one model is trained on the training data of all clients, which only a simulation can do.
         anchor: μ of a term μ/2·‖w − w_start‖² in the local loss, w_start the model the round started from; 0 is none.
         average: whether a client keeps and uploads the mean of its iterates over the second half of its local steps,
             of n those after steps ⌊n/2⌋ + 1 to n; statistics such as BatchNorm's keep their last value.
@@ -185,6 +186,7 @@ class Method:
     headline: ClassVar[Literal["received", "trained"]] = "trained"
     reconstruction: ClassVar[str] = ""
     keeps_uploads: ClassVar[bool] = False
+    pools_data: ClassVar[bool] = False
 
     registry: ClassVar[dict[str, type[Method]]] = {}
 

@@ -230,6 +230,8 @@ def make(method: type[Method], values: Mapping[str, Any]) -> RunSettings:
             hint = nearest(name, ("method", *own, *run_settings()))
             everywhere = ", ".join(run_settings())
             raise UserError(f"unknown setting '{one_line(name)}'{hint}; {allowed}; every run has {everywhere}")
+    if method.pools_data and settings.get("engine", "inprocess") != "inprocess":
+        raise UserError(f"{method.name} trains on the data of all sites, which do not share it; use it in simulation")
     return RunSettings(**settings, options=options)
 
 
