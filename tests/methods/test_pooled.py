@@ -66,7 +66,7 @@ def test_it_is_the_only_method_that_sees_more_than_a_client_has() -> None:
 
 @pytest.mark.parametrize("engine", ["flower", "flower-sim"])
 def test_sites_refuse_it(engine: str) -> None:
-    with pytest.raises(UserError, match="^pooled trains on the data of all sites, which do not share it"):
+    with pytest.raises(UserError, match=r"^pooled trains on the data of all sites, which do not share it"):
         make(Pooled, {"engine": engine})
 
 

@@ -132,6 +132,19 @@ def test_draw_epochs_sizes(samples: int, size: int, drop_last: bool, want: list[
     assert [[len(batch) for batch in epoch] for epoch in epochs] == [want] * 3
 
 
+@pytest.mark.parametrize(("steps", "want"), [(2, [5, 5]), (7, [5, 5, 2, 5, 5, 2, 5])])
+def test_an_epoch_of_fixed_length_goes_through_the_samples_again_and_again(steps: int, want: list[int]) -> None:
+    training = TrainingSettings(epochs=2, steps=steps, batch_size=5)
+    epochs = draw_epochs(12, training, seeding.generator(0))
+    assert [[len(batch) for batch in epoch] for epoch in epochs] == [want] * 2
+    assert training.batches(12) == steps
+    drawn = torch.cat(epochs[0]).tolist()
+    assert len({*drawn[:12]}) == len(drawn[:12])
+    if steps == 7:
+        assert sorted(drawn[:12]) == sorted(drawn[12:24]) == list(range(12))
+        assert drawn[:12] != drawn[12:24]
+
+
 def test_draw_epochs_shuffles_every_epoch_anew_without_repeats() -> None:
     epochs = draw_epochs(50, TrainingSettings(epochs=2, batch_size=7), seeding.generator(0))
     orders = [torch.cat(epoch).tolist() for epoch in epochs]

@@ -77,12 +77,15 @@ class Optimiser:
 
 
 def draw_epochs(samples: int, training: TrainingSettings, generator: torch.Generator) -> list[list[Tensor]]:
-    """For every epoch its batches, each a tensor of sample indices, shuffled again every epoch."""
-    size = training.batch_size
+    """For every epoch its batches, each a tensor of sample indices, shuffled again every time through the samples."""
+    size, once, wanted = training.batch_size, training.batches_once(samples), training.batches(samples)
     epochs = []
     for _ in range(training.epochs):
-        order = torch.randperm(samples, generator=generator)
-        epochs.append([order[low : low + size] for low in range(0, size * training.batches(samples), size)])
+        batches: list[Tensor] = []
+        while len(batches) < wanted:
+            order = torch.randperm(samples, generator=generator)
+            batches += [order[low : low + size] for low in range(0, size * once, size)]
+        epochs.append(batches[:wanted])
     return epochs
 
 

@@ -14,6 +14,7 @@ class TrainingSettings:
     """How every client trains."""
 
     epochs: int = setting(2, "local epochs a round", low=1)
+    steps: int = setting(0, "steps of an epoch; 0: as many as go once through the client's data", low=0)
     batch_size: int = setting(32, "samples a step", low=1)
     optimizer: Literal["adam", "sgd"] = setting("adam", "local optimiser, fresh every round")
     lr: float = setting(1e-3, "learning rate", above=0)
@@ -28,5 +29,9 @@ class TrainingSettings:
 
     def batches(self, samples: int) -> int:
         """How many steps an epoch over ``samples`` takes."""
+        return self.steps or self.batches_once(samples)
+
+    def batches_once(self, samples: int) -> int:
+        """How many steps go once through ``samples``."""
         full, rest = divmod(samples, self.batch_size)
         return full + (rest > 0 and not (self.drop_last and full > 0))
