@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from typer.testing import CliRunner
 from fedc2i.cli import coordinator as coordinator_command
 from fedc2i.cli import site as site_command
 from fedc2i.core.errors import UserError
+from fedc2i.core.options import names
 from fedc2i.data.federation import Federation
 from fedc2i.deploy import coordinator_folder, keys, site_folder, tls
 from fedc2i.deploy.coordinator_folder import read_coordinator
 from fedc2i.deploy.folder_settings import make_folder
 from fedc2i.deploy.site_folder import read_site
+from fedc2i.runs.settings import RunSettings
 from support.helpers import files_below, write_arrays
 
 APP = typer.Typer()
@@ -94,8 +97,8 @@ def test_a_site_is_made(tmp_path: Path, federation: Federation, monkeypatch: pyt
     assert [path.name for path in folder.parent.iterdir()] == ["a"]
     found = read_site(Path("deep/a"), ready=False)
     assert (found.client, found.coordinator, found.state) == ("b", CENTRE, folder / "state")
-    own = {"data": f"arrays:{tmp_path / 'images'}", "image_size": 12, "data_dir": None, "partition": None}
-    assert found.source == own
+    defaults = {own.name: own.default for own in fields(RunSettings) if own.name in names(RunSettings, scope="data")}
+    assert found.source == {**defaults, "data": f"arrays:{tmp_path / 'images'}", "image_size": 12}
     monkeypatch.chdir("/")
     assert found.load().names == ("hospital-a",)
 
@@ -124,6 +127,9 @@ def test_the_data_folder_is_stored_absolute(tmp_path: Path, monkeypatch: pytest.
         ({"coordinator": "0.0.0.0:1"}, "cannot be reached"),
         ({"data": "arrays:nowhere"}, "not a readable directory"),
         ({"data": "elsewhere"}, "'elsewhere' is unknown"),
+        ({"scale": "federated"}, "at real sites allowed are client, none"),
+        ({"scale": "some"}, "'scale' must be client | federated | none"),
+        ({"rounds": 3}, "'rounds' is no setting of a site's data, allowed are data, target"),
         ({"data": "arrays:~nobody-here/x"}, "does not know"),
         ({"data": "arrays:a\udc80", "check": False}, "no text"),
         ({"authority": Path(__file__).with_name("processes_helpers.py")}, "not a certificate"),
@@ -296,7 +302,7 @@ def test_what_does_not_belong_among_the_sites(centre: Path, hospital: Path) -> N
     for name, content, reason in (
         ("hospital-a.csr", b"", "not a NAME.pub file"),
         ("a.pub", b"nothing", "not a public key"),
-        ("a b.pub", public, "not allowed as"),
+        ("a  b.pub", public, "not allowed as"),
     ):
         (own.sites / name).write_bytes(content)
         assert reason in refusal(coordinator_folder.admitted, own)

@@ -167,7 +167,7 @@ def test_garbage_is_refused_in_one_line(content: bytes) -> None:
 
 
 def test_names_that_are_refused() -> None:
-    for name in ("", ".", "..", "-x", "a/b", "a b", "a\n", "ä", "a" * 61, ".hidden"):
+    for name in ("", ".", "..", "-x", "a/b", "a  b", " a", "a ", "a\n", "ä", "a" * 61, ".hidden"):
         assert "not allowed as a site" in refusal(keys.make_request, KEY, name)
 
 

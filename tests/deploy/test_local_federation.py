@@ -64,9 +64,10 @@ def refused(*words: str) -> str:
     [
         (("--set", "checkpoint_every=3"), "checkpoint_every=3 is for engine=inprocess"),
         (("--set", "wire=float8"), "'wire' must be float32 | float16"),
-        (("--sites", "9"), "--sites must be 1..5"),
+        (("--sites", "9"), "--sites must be 1..4"),
         (("--sites", "2", "--min-sites", "3"), "--min-sites must be 1..2"),
         (("--set", "partition=dirichlet:10:0.5"), "a site is one client of the data"),
+        (("--set", "scale=federated"), "at real sites allowed are client, none"),
     ],
     ids=str,
 )

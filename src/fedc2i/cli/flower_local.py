@@ -12,6 +12,8 @@ from fedc2i.cli.shared import Json, Out, Set, say, setting_flags, short_name, va
 from fedc2i.cli.site_runs import MethodName
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import locked, read_json
+from fedc2i.core.options import names
+from fedc2i.runs.settings import RunSettings
 
 if TYPE_CHECKING:
     from fedc2i.deploy.job import Job
@@ -36,6 +38,7 @@ def flower_local(
     is over, fails, or is interrupted. `fedc2i resume` resumes an interrupted run.
     """
     site_runs.require_flower()
+    from fedc2i.deploy import site_folder
     from fedc2i.deploy.job import Job, split_policy
     from fedc2i.deploy.local_federation import set_up
     from fedc2i.deploy.run_description import reject_local_imports
@@ -44,6 +47,9 @@ def flower_local(
 
     policy, values = split_policy(values_of(settings, set_))
     reject_local_imports(method, values.get("model"))
+    if values.get("partition") is not None:
+        raise UserError("partition: a site is one client of the data, which is not split further")
+    site_folder.refuse_federated_scale(str(values.get("scale")))
     (plan,) = prepare([method], {**values, "engine": "flower"})
     federation = plan.federation
     count = len(federation.clients) if sites is None else sites
@@ -51,10 +57,10 @@ def flower_local(
         raise UserError(
             f"--sites must be 1..{len(federation.clients)}, the clients of '{federation.name}', got {count}"
         )
-    if values.get("partition") is not None:
-        raise UserError("partition: a site is one client of the data, which is not split further")
     federation = federation.select(federation.names[:count])
-    sent = site_runs.without_data(values) | {"model": plan.config.model, "rounds": plan.config.rounds}
+    source = {name: getattr(plan.config, name) for name in site_folder.DATA}
+    preset = {name: getattr(plan.config, name) for name in names(RunSettings, preset=True)}
+    sent = site_runs.without_data(values) | preset
     # Refuses a topology or share that is wrong for this number of sites, and settings of another engine.
     prepare([method], {**sent, **policy.settings()}, federation)
     if policy.min_sites > count:
@@ -73,8 +79,7 @@ def flower_local(
         policy=policy,
     )
     with locked(folder):
-        own_data_dir = None if plan.config.data_dir is None else Path(plan.config.data_dir)
-        job = set_up(job, plan.config.data, federation.names, keep, own_data_dir, plan.config.image_size)
+        job = set_up(job, source.pop("data"), federation.names, keep, source)
         _run_locally(job, folder)
     if keep is not None:
         say(f"The sites' folders and logs are kept in {keep}")

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from fedc2i.cli.shared import setting_flags
 from fedc2i.cli.site_runs import require_flower
+from fedc2i.core.errors import UserError
 
 # What needs the extra `flower` is imported inside the commands, so that all others work without it.
 
@@ -19,34 +21,25 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder."
 
 
 @app.command()
+@setting_flags("site")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)],
     name: Annotated[str, typer.Option(help="The site's name in the federation.", show_default=False)],
-    data: Annotated[str, typer.Option(help="folder:DIR, arrays:DIR or another source.", show_default=False)],
+    settings: dict[str, str],
     coordinator: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where it is.", show_default=False)],
     ca: Annotated[Path | None, typer.Option(help="The coordinator's ca.crt, if it is here already.")] = None,
     client: Annotated[
         str | None, typer.Option(help="Which client of the data this site is, if it has several.")
-    ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data lies; or the variable FEDC2I_DATA.")] = None,
-    image_size: Annotated[
-        int | None, typer.Option(help="Edge length of the images; by default the data's own.")
     ] = None,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Load the data now, to see that it can be.")] = True,
 ) -> None:
     """Make a site's folder: its settings, a fresh key, and the request to be admitted."""
     from fedc2i.deploy import site_folder, tls
 
+    if "data" not in settings:
+        raise UserError("name the site's data with --data, such as folder:DIR, table:FILE.csv or arrays:DIR")
     made, federation = site_folder.make_site(
-        folder,
-        name,
-        data,
-        coordinator,
-        data_dir=data_dir,
-        client=client,
-        image_size=image_size,
-        authority=ca,
-        check=check,
+        folder, name, coordinator=coordinator, client=client, authority=ca, check=check, **settings
     )
     for line in federation.describe() if federation else ["The data was not looked at."]:
         typer.echo(line)

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from fedc2i.core.errors import UserError, one_line
 
-Command = Literal["run", "paper", "flower-local", "coordinator"]
+Command = Literal["run", "paper", "flower-local", "coordinator", "site"]
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 type_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)  # of a dataclass's fields
@@ -130,12 +130,12 @@ def names(cls: type, **wanted: Any) -> tuple[str, ...]:
 
 
 def flags(cls: type, command: Command) -> tuple[Flag, ...]:
-    """The flags that a command has for settings."""
+    """The flags that a command has for settings; ``site`` has one for each that is about data."""
     about = {field.name: field.metadata.get("about", "") for field in dataclasses.fields(cls)}
     return tuple(
         Flag(name, f"--{name.replace('_', '-')}", effect.flag_help or f"{about[name][0].upper()}{about[name][1:]}.")
         for name, effect in effects(cls).items()
-        if command in effect.flags
+        if command in effect.flags or (command == "site" and effect.scope == "data")
     )
 
 

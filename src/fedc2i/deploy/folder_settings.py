@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
 
@@ -21,8 +21,8 @@ LOOPBACK = "127.0.0.1"
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 
 
-def read_settings(path: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in ``site.toml`` or ``coordinator.toml``; one that is missing is None, if its kind allows that."""
+def read_settings(path: Path, kinds: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings in ``site.toml`` or ``coordinator.toml``; one that is missing has its default, if it has one."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; `fedc2i {path.stem} init` makes such a folder")
     values = read_toml(path)
@@ -30,8 +30,9 @@ def read_settings(path: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
         if name not in kinds:
             raise UserError(f"{path}: unknown setting {name[:99]!a}, allowed are {', '.join(kinds)}")
     for name, kind in kinds.items():
-        value = values.setdefault(name, None)
-        if not isinstance(value, kind) or isinstance(value, bool):
+        value = values.setdefault(name, (defaults or {}).get(name))
+        fits = value in get_args(kind) if get_origin(kind) is Literal else isinstance(value, kind)
+        if not fits or isinstance(value, bool):
             got = "nothing" if value is None else ascii(str(value)[:99])
             raise UserError(f"{path}: '{name}' must be {describe(kind)}, got {got}")
     return values

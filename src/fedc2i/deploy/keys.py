@@ -55,8 +55,8 @@ def read_small(path: Path) -> bytes:
 
 def check_name(name: str, where: str = "name") -> str:
     """Returns the name if a site may have it: it becomes a file's name on the coordinator's machine."""
-    if not re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MOST_LETTERS - 1}}}", name):
-        allowed = f"letters, digits, '.', '_' and '-', at most {MOST_LETTERS}, the first a letter or digit"
+    if len(name) > MOST_LETTERS or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*( [A-Za-z0-9._-]+)*", name):
+        allowed = f"letters, digits, '.', '_', '-' and single spaces, at most {MOST_LETTERS}, first a letter or digit"
         raise UserError(f"{where}: {name[:MOST_LETTERS]!a} is not allowed as a site's name, allowed are {allowed}")
     return name
 

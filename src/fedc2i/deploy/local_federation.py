@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.deploy import coordinator_folder, job, keys
@@ -22,17 +23,12 @@ COORDINATOR, SITES = "coordinator", "sites"  # in that folder
 
 
 def set_up(
-    wanted: Job,
-    data: str,
-    names: Sequence[str],
-    keep: Path | None = None,
-    data_dir: Path | None = None,
-    image_size: int | None = None,
+    wanted: Job, data: str, names: Sequence[str], keep: Path | None = None, settings: Mapping[str, Any] | None = None
 ) -> Job:
     """Makes the folders and keys of a coordinator and its sites; returns the job with these sites and keys.
 
-    The sites are the clients ``names`` of ``data``. All of it goes to the new folder ``keep``; by default it lies in
-    the run folder until the run is finished.
+    The sites are the clients ``names`` of ``data``; ``settings`` say how it is read, see `make_site`. All of it goes to
+    the new folder ``keep``; by default it lies in the run folder until the run is finished.
     """
     folder = wanted.out / FEDERATION if keep is None else keep.absolute()
     own = coordinator_folder.make_coordinator(folder / COORDINATOR, [LOOPBACK], free_port(), LOOPBACK)
@@ -42,11 +38,10 @@ def set_up(
             name,
             data,
             f"{LOOPBACK}:{own.port}",
-            data_dir=data_dir,
             client=name,
-            image_size=image_size,
             authority=own.authority,
             check=False,
+            **(settings or {}),
         )
         coordinator_folder.admit(own, keys.read_request(site.request))
     local = FEDERATION if keep is None else str(folder)

@@ -11,23 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import writing
 from fedc2i.core.options import names, type_hints
-from fedc2i.data import catalog, sources
+from fedc2i.data import catalog
 from fedc2i.data.federation import Federation
 from fedc2i.deploy import keys, tls
 from fedc2i.deploy.folder_settings import check_address, make_folder, read_settings, require_new, to_toml
-from fedc2i.runs.settings import RunSettings
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.runs.plan import load_data
+from fedc2i.runs.settings import RunSettings, make
 
 DATA = names(RunSettings, scope="data")  # the settings of a run that are a site's own
-PATH_SOURCES = ("folder", "arrays")  # data sources whose argument is a path
+PATH_SOURCES = ("folder", "arrays", "table", "signals")  # data sources whose argument is a path
 
 
 def kinds() -> dict[str, Any]:
@@ -73,8 +75,7 @@ class SiteFolder:
 
     def load(self) -> Federation:
         """The site's data, as a federation of one client that has the site's name."""
-        options = {**self.source, "data_dir": self.source["data_dir"] and Path(self.source["data_dir"])}
-        found = sources.load(options.pop("data"), **options)
+        found = load_data(RunSettings(**self.source))
         if self.client is None and len(found.clients) > 1:
             raise UserError(f"{found.name}: several clients, this site's must be named: {', '.join(found.names)}")
         (own,) = found.select([self.client or found.names[0]]).clients
@@ -97,10 +98,11 @@ def read_site(folder: Path, *, ready: bool = True) -> SiteFolder:
     ``ready`` also rejects what would keep the site from starting: a key that others can read, a missing ``ca.crt``.
     """
     path = folder / "site.toml"
-    found = read_settings(path, kinds())
+    found = read_settings(path, kinds(), {own.name: own.default for own in fields(RunSettings) if own.name != "data"})
     keys.check_name(found["name"], str(path))
     check_address(found["coordinator"], str(path))
     source = {name: found.pop(name) for name in DATA}
+    refuse_federated_scale(source["scale"])
     site = SiteFolder(folder.absolute(), **found, source=source)
     if ready:
         keys.read_private(site.key)
@@ -116,40 +118,57 @@ def make_site(
     data: str,
     coordinator: str,
     *,
-    data_dir: Path | None = None,
     client: str | None = None,
-    image_size: int | None = None,
     authority: Path | None = None,
     check: bool = True,
+    **settings: Any,
 ) -> tuple[SiteFolder, Federation | None]:
     """Makes a site's folder with a new key. If it fails, it leaves nothing.
 
     Args:
         folder: new or empty.
         name: of the site.
-        data: as `fedc2i.load` takes it, like ``data_dir`` and ``image_size``; relative paths are stored absolute.
+        data: as `fedc2i.load` takes it; relative paths are stored absolute.
         coordinator: ``host:port``.
         client: which client of the data this site is; not needed if there is only one.
         authority: the coordinator's ``ca.crt``; it may be put into the folder later.
         check: load the data now, and return it.
+        settings: the others in `DATA`, such as ``target`` of a table.
     """
     require_new(folder)
     keys.check_name(name)
     check_address(coordinator)
     trusted = {} if authority is None else {"ca.crt": tls.to_pem(tls.read_certificate(authority, authority=True))}
-    kind, _, argument = data.partition(":")
-    if kind in catalog.CLASSES:
-        data_dir = catalog.data_root(data_dir)  # the site's process does not read FEDC2I_DATA
-    if kind in PATH_SOURCES and argument:
-        data = f"{kind}:{_absolute(Path(argument))}"
-    given = {"data": data, "data_dir": data_dir and str(_absolute(data_dir)), "image_size": image_size}
-    source = {**dict.fromkeys(DATA), **given}
+    source = _source(data, settings)
     site = SiteFolder(folder.absolute(), name, coordinator, client, source)
     federation = site.load() if check else None
     settings = {"name": name, "coordinator": coordinator, "client": client, **source}
     files = _key_files(name) | trusted | {"site.toml": to_toml("A site of a federation.", settings)}
     make_folder(folder, files, ("state", "logs"))
     return site, federation
+
+
+def refuse_federated_scale(scale: str) -> None:
+    """Real sites send no sums over their rows."""
+    if scale == "federated":
+        raise UserError("scale=federated needs sums over the rows of all sites; at real sites allowed are client, none")
+
+
+def _source(data: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The checked settings in `DATA`, with absolute paths."""
+    for name in settings:
+        if name not in DATA:
+            raise UserError(f"'{one_line(name)}' is no setting of a site's data, allowed are {', '.join(DATA)}")
+    config = make(FedAvg, {**settings, "data": data})
+    refuse_federated_scale(config.scale)
+    kind, _, argument = data.partition(":")
+    place = None if config.data_dir is None else Path(config.data_dir)
+    if kind in catalog.CLASSES:
+        place = catalog.data_root(place)  # the site's process does not read FEDC2I_DATA
+    if kind in PATH_SOURCES and argument:
+        data = f"{kind}:{_absolute(Path(argument))}"
+    own = {name: getattr(config, name) for name in DATA}
+    return {**own, "data": data, "data_dir": place and str(_absolute(place))}
 
 
 def rotate(site: SiteFolder) -> SiteFolder:

@@ -21,8 +21,10 @@ from fedc2i.core.params import Params
 from fedc2i.data.federation import InputSpec
 from fedc2i.engine.records import POINTS, Diagnostics, Point
 from fedc2i.flower import wire
+from fedc2i.training.metrics import HIGHER_IS_BETTER
 
-METRIC = re.compile(r"(validation_)?(accuracy|loss)(/[A-Za-z0-9_.-]{1,40})?")
+METRIC = re.compile(rf"(validation_)?(accuracy|loss)(/[A-Za-z0-9_.-]{{1,40}})?|{'|'.join(HIGHER_IS_BETTER)}")
+ROUNDING = 1e-6  # of a score in percent
 MOST_LETTERS = 100  # of a site's name
 MOST_SAMPLES = 2**40
 MOST_CLASSES = 2**16
@@ -90,7 +92,8 @@ class Answer:
             for key, value in content["metrics"].items():
                 point, _, name = key.partition(".")
                 score = float(value)  # type: ignore[arg-type]
-                if not METRIC.fullmatch(name) or ("accuracy" in name and not 0 <= score <= 100):
+                in_range = "loss" in name or -ROUNDING <= score <= 100 + ROUNDING
+                if not METRIC.fullmatch(name) or not in_range:
                     raise ValueError(f"'{name[:60]}' = {score} is not a metric")
                 metrics.setdefault(POINTS[POINTS.index(point)], {})[name] = score
             upload, report = wire.unpack(content["upload"]), wire.unpack(content["report"])

@@ -154,7 +154,7 @@ def prepare(
         drafts.append((kind(**config.options), config))
 
     first = drafts[0][1]
-    federation = data if isinstance(data, Federation) else _load(first)
+    federation = data if isinstance(data, Federation) else load_data(first)
     fitted = first.with_preset(federation, values)
     built = model if isinstance(model, Model) else build_model(fitted.model, federation.classes, federation.input)
     for method, _ in drafts:
@@ -204,8 +204,9 @@ def _refuse_unknown(values: Mapping[str, Any], kinds: Sequence[type[Method]]) ->
             )
 
 
-def _load(config: RunSettings) -> Federation:
-    wanted = [name for name in names(RunSettings, scope="data") if name not in ("data", "data_dir")]
+def load_data(config: RunSettings) -> Federation:
+    """The data that settings name."""
+    wanted = [name for name in names(RunSettings, scope="data") if name not in ("data", "data_dir", "data_seed")]
     read = {name: getattr(config, name) for name in wanted}
     place = None if config.data_dir is None else Path(config.data_dir)
     return sources.load(config.data, data_dir=place, seed=config.data_seed, **read)

@@ -69,7 +69,9 @@ class RunSettings(EngineSettings):
     partition: str | None = setting(
         None, "split every client further, e.g. dirichlet:10:0.5", scope="data", flags=("run",)
     )
-    data_seed: int = setting(0, "seed of the partition, the same for all seeds of a run")
+    data_seed: int = setting(
+        0, "seed of the partition and of a table's split, the same for all seeds of a run", scope="data"
+    )
     model: str = setting(
         "auto",
         "the model: logistic, mlp, cnn1d, lenet5, lenet5-bn, lenet-wide, lenet-wide-bn or FILE.py:FUNCTION; auto: the "
