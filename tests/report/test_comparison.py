@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from fedc2i.data.federation import Federation
+from fedc2i.engine.records import POINTS
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -69,19 +70,20 @@ def two_methods(seeds: Sequence[int] = (0, 1)) -> list[Result]:
 def test_cells_of_a_comparison() -> None:
     table = comparison_table(two_methods())
     assert table.title == "Test accuracy (%) on toy, lenet5, 1 round, 2 seeds, mean ± sample sd"
-    assert table.header == ("Method", "Local training", "a", "b", "Avg")
+    assert table.header == ("Method", "Local training", "a", "b", "Avg", "Worst")
     assert [row.cells for row in table.rows] == [
-        ("FedAvg", "before *", "51.00 ± 1.41", "80.00 ± 0.00", "65.50 ± 0.71"),
-        ("FedAvg", "after", "41.00 ± 1.41", "70.00 ± 0.00", "55.50 ± 0.71"),
-        ("FedC²I:gamma=2.0", "before", "60.00 ± 0.00", "70.00 ± 0.00", "65.00 ± 0.00 ~"),
-        ("FedC²I:gamma=2.0", "after *", "65.00 ± 0.00", "75.00 ± 0.00", "70.00 ± 0.00"),
+        ("FedAvg", "before *", "51.00 ± 1.41", "80.00 ± 0.00", "65.50 ± 0.71", "51.00 ± 1.41"),
+        ("FedAvg", "after", "41.00 ± 1.41", "70.00 ± 0.00", "55.50 ± 0.71", "41.00 ± 1.41"),
+        ("FedC²I:gamma=2.0", "before", "60.00 ± 0.00", "70.00 ± 0.00", "65.00 ± 0.00 ~", "60.00 ± 0.00"),
+        ("FedC²I:gamma=2.0", "after *", "65.00 ± 0.00", "75.00 ± 0.00", "70.00 ± 0.00", "65.00 ± 0.00"),
+        ("Majority class", "", "33.33", "33.33", "33.33", "33.33"),
     ]
-    assert [row.ends_section for row in table.rows] == [False, True, False, True]
+    assert [row.ends_section for row in table.rows] == [False, True, False, True, True]
 
 
 def test_best_of_every_column_at_its_point_is_marked() -> None:
     table = comparison_table(two_methods())
-    assert [row.best for row in table.rows] == [{3, 4}, frozenset(), {2}, {2, 3, 4}]
+    assert [row.best for row in table.rows] == [{3, 4}, frozenset(), {2, 5}, {2, 3, 4, 5}, frozenset()]
     assert table.bold == BEST
     alone = comparison_table(two_methods()[:1])
     assert not alone.bold
@@ -90,13 +92,13 @@ def test_best_of_every_column_at_its_point_is_marked() -> None:
 
 def test_ties_as_printed_are_all_best() -> None:
     results = [made_up(AB, {0: [[50.001, 40]]}, method=Local(), lift=0), made_up(AB, {0: [[50.004, 30]]}, lift=0)]
-    assert [2 in row.best for row in comparison_table(results).rows] == [True] * 4
-    assert [3 in row.best for row in comparison_table(results).rows] == [True, True, False, False]
+    assert [2 in row.best for row in comparison_table(results).rows[:-1]] == [True] * 4
+    assert [3 in row.best for row in comparison_table(results).rows[:-1]] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("method", "starred"), [(Local(), "after"), (FedAvg(), "before"), (FedC2I(), "after")])
 def test_star_at_the_point_that_the_authors_report(method: Any, starred: str) -> None:
-    points = [row.cells[1] for row in comparison_table([made_up(AB, {0: [[1, 2]]}, method=method)]).rows]
+    points = [row.cells[1] for row in comparison_table([made_up(AB, {0: [[1, 2]]}, method=method)]).rows[:2]]
     assert [point.removesuffix(" *") for point in points] == ["before", "after"]
     assert [point for point in points if point.endswith("*")] == [f"{starred} *"]
 
@@ -174,17 +176,17 @@ def test_published_rows_stand_below_ours() -> None:
     results.append(made_up(MAIN_DIGITS, {0: [[91.0] * 5]}, key="fedc2i:gamma=3.0"))
     results.append(made_up(MAIN_DIGITS, {0: [[91.0] * 5]}, key="fedc2i:gamma=2.0"))
     table = comparison_table(results)
-    assert table.header == ("Method", "Local training", *DIGIT5, "Avg", "Avg-4")
+    assert table.header == ("Method", "Local training", *DIGIT5, "Avg", "Avg-4", "Worst")
     printed = [row for row in table.rows if row.kind == "published"]
     assert [row.cells[:3] for row in printed] == [
         ("Local", "published", "94.02 ± 0.44"),
         ("FedC²I", "published", "95.00 ± 0.93"),
         ("FedC²I:gamma=2.0", "published", ""),  # the study of γ prints averages only
     ]
-    assert [row.cells[-2:] for row in printed] == [
-        ("79.81 ± 0.60", "81.03"),
-        ("85.50 ± 0.63", "86.62"),
-        ("85.48 ± 0.27", ""),
+    assert [row.cells[-3:] for row in printed] == [
+        ("79.81 ± 0.60", "81.03", ""),
+        ("85.50 ± 0.63", "86.62", ""),
+        ("85.48 ± 0.27", "", ""),
     ]
     assert not any(row.best for row in printed)  # marks compare our own runs
     assert [row.kind for row in table.rows].index("published") == 2
@@ -195,7 +197,7 @@ def test_published_rows_stand_below_ours() -> None:
 def test_no_published_rows_on_other_data(name: str) -> None:
     result = made_up(blank_federation(DIGIT5, name=name), {0: [[90.0] * 5]}, method=FedAvg())
     result.config = type(result.config)(data="digit5", model="lenet5", rounds=1)  # what a partition of it is run with
-    assert [row.kind for row in comparison_table([result]).rows] == ["plain", "plain"]
+    assert [row.kind for row in comparison_table([result]).rows] == ["plain", "plain", "majority"]
 
 
 def around(means: Sequence[float], sd: float = 1.0) -> dict[int, list[list[float]]]:
@@ -228,6 +230,7 @@ def test_difference_in_pooled_deviations() -> None:
         "DSLR": "-2.0 sd",  # -7 / √((1 + 4.77²) / 2) = -2.03
         "WebCam": "+0.0 sd",
         "Avg": "-0.7 sd",  # (63.6025 - 64.87) / √((1 + 2.49²) / 2) = -0.67
+        "Worst": "",
     }
     assert trained["Amazon"] == "+3.8 sd"
     assert DIFFERENCE_NOTE in table.notes
@@ -277,7 +280,7 @@ def test_differences_only_where_asked_for_and_printed() -> None:
 # Ties.
 
 
-def tied(table: Table, column: int = -1) -> set[tuple[str, str]]:
+def tied(table: Table, column: int = -2) -> set[tuple[str, str]]:
     """Methods and points with a mark; no cell but this one may carry it."""
     marked = column % len(table.header)
     assert not any("~" in cell for row in table.rows for k, cell in enumerate(row.cells) if k != marked)
@@ -331,8 +334,8 @@ def test_terminal_of_any_width_shows_methods_and_averages(width: int) -> None:
     for word in ("Local", "FedAvg", "FedC²I", "before *", "after *", "published", "Avg-4", "74.75"):
         assert word in text
     assert "…" not in text
-    assert [mean in text for mean in ("90.50", "81.50", "63.50", "54.50")].count(True) == {60: 2, 70: 3}.get(width, 4)
-    assert ("clients fit here" in text) == (width < 80)
+    assert [mean in text for mean in ("90.50", "81.50", "63.50")].count(True) == {60: 0, 70: 2, 80: 2}.get(width, 3)
+    assert ("clients fit here" in text) == (width < 100)
     assert ("90.50 ± 0.71" in text) == (width == 200)
 
 
@@ -375,3 +378,28 @@ def test_influence_is_shaded_against_an_equal_share() -> None:
     assert "0.800" in text
     assert "0.200" in text
     assert influence_table(made_up(AB, {0: [[1, 2]]}, method=Local()), 100) is None
+
+
+def test_an_undefined_score_is_a_dash_and_averages_say_over_how_many_clients() -> None:
+    result = made_up(AB, {0: [[50, 60]]})
+    for report in result.rounds:
+        for point in POINTS:
+            report.metrics[point][0]["auroc"] = 80.0  # b's test data has one class
+    table = comparison_table([result], metric="auroc")
+    assert table.title.startswith("Test AUROC (%) on toy")
+    assert [row.cells[2:] for row in table.rows] == [("80.00", "–", "80.00", "80.00")] * 2
+    assert (
+        "–: AUROC is not defined, as the test data has one class (b); averages and Worst are over 1 of 2 clients."
+        in table.notes
+    )
+
+
+def test_the_majority_class_stands_below_the_methods() -> None:
+    federation = blank_federation(("a", "b"), classes=4)
+    lopsided = replace(federation.clients[1], test=federation.clients[1].test.take([0, 0, 0, 1]))
+    federation = replace(federation, clients=(federation.clients[0], lopsided))
+    result = made_up(federation, {0: [[50, 60]]})
+    assert result.majority == {"a": 25.0, "b": 75.0}
+    row = comparison_table([result]).rows[-1]
+    assert row.cells == ("Majority class", "", "25.00", "75.00", "50.00", "25.00")
+    assert all(row.kind == "plain" for row in comparison_table([result], metric="f1").rows)

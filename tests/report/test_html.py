@@ -66,7 +66,7 @@ def test_the_page_says_the_verdict_and_how_to_run_it_again() -> None:
     for words in (
         "FedC²I reaches 61.00 % on toy after 1 round.",
         "b helps a most: λ 0.30",
-        "fedc2i run fedc2i --data toy --model lenet5 --device cpu --rounds 1 --seeds 0",
+        "fedc2i run fedc2i --data toy --model lenet5 --metric accuracy --device cpu --rounds 1 --seeds 0",
         "The data came from a Python program",
         'data = "toy"',
         "8 B",
@@ -341,7 +341,7 @@ def test_the_same_method_on_other_terms_is_told_apart_in_the_terminal_too(
         "Rejected uploads of FedAvg [bad]: b 2.",
     )
     assert tuple(lines[1:4]) == wanted
-    assert "Not clearly below it: FedAvg [" in answer.out
+    assert "Ahead of FedAvg [" in answer.out
     assert not re.search(r"FedAvg(?! \[)", answer.out)
     top = Reader(page[page.index("<h1>") : page.index('class="tiles"')]).text
     assert all(words in top for words in wanted)

@@ -14,7 +14,7 @@ from fedc2i.analysis.weights import finite_mean, mean_weights, of_last_round, of
 from fedc2i.core.errors import UserError
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report.comparison import comparison_table
-from fedc2i.report.html.chart_data import accuracies, chart_data, pack, rounds_to_keep, to_script
+from fedc2i.report.html.chart_data import chart_data, pack, round_scores, rounds_to_keep, to_script
 from fedc2i.report.html.graph import MOST_NODES, clusters, graph_nodes
 from fedc2i.report.html.influence_text import client_influences, influence_text
 from fedc2i.report.html.side_by_side import (
@@ -110,7 +110,7 @@ def test_kept_rounds_leave_out_silent_ones_and_what_does_not_fit() -> None:
 
 def test_seeds_that_stopped_earlier_are_nan_later() -> None:
     result = made_up(ABC, {0: [[1, 2, 3]] * 3, 1: [[5, 6, 7]]})
-    rounds, values = accuracies(result, "received")
+    rounds, values = round_scores(result, "received")
     assert rounds == [1, 2, 3]
     assert values.shape == (2, 3, 3)
     assert np.isnan(values[1, 1:]).all()
@@ -182,30 +182,62 @@ def test_many_clients_without_domains_are_clustered_by_mutual_influence() -> Non
 
 
 def test_verdict_names_the_best_with_its_interval() -> None:
-    better = made_up(ABC, {seed: [[60 + seed] * 3] for seed in range(3)})
-    worse = made_up(ABC, {seed: [[58] * 3] for seed in range(3)}, method=FedAvg())
+    better = made_up(ABC, {seed: [[60 + seed] * 3] for seed in range(5)})
+    worse = made_up(ABC, {seed: [[58] * 3] for seed in range(5)}, method=FedAvg())
     said = verdict_text([worse, better])
-    assert said.headline == "FedC²I has the highest average at both points, beyond the spread over seeds."
+    assert said.headline == "FedC²I has the highest average accuracy at both points, beyond chance."
     assert said.sentences[0] == (
-        "Before local training, FedC²I has the highest Avg, 61.00 ± 1.00 %: 3.00 points above FedAvg "
-        "(95 % interval 2.00 to 4.00)."
+        "Before local training, FedC²I has the highest Avg accuracy, 62.00 ± 1.58 %: ahead of FedAvg by 4.00 points "
+        "(95 % interval 2.80 to 5.20)."
     )
-    assert any("3 seeds are few" in sentence for sentence in said.sentences)
+
+
+def test_nothing_is_clear_below_five_seeds_and_no_method_is_dropped() -> None:
+    better = made_up(ABC, {seed: [[60 + seed] * 3] for seed in range(4)})
+    others = [
+        made_up(ABC, {seed: [[40 + k] * 3] for seed in range(4)}, method=FedAvg(), key=f"fedavg:{k}") for k in range(9)
+    ]
+    said = verdict_text([*others, better])
+    assert said.headline.endswith("but is not clearly best.")
+    assert all(one.label in said.sentences[point] for one in others for point in (0, 1))
+    assert "4 seeds cannot show that a run is clearly best; 5 or more can." in said.sentences
+    assert not any("clearly" in sentence for sentence in said.sentences[:2])
+
+
+def test_lower_is_better_for_the_loss() -> None:
+    results = [made_up(ABC, {0: [[60, 50, 40]]}), made_up(ABC, {0: [[50, 40, 30]]}, method=FedAvg())]
+    for result in results:
+        for report in result.rounds:
+            for own in (entry for metrics in report.metrics.values() for entry in metrics):
+                own["loss"] = own["accuracy"] / 100
+    shown = [result.showing("loss") for result in results]
+    table = comparison_table(shown)
+    assert table.title.startswith("Test log-loss (lower is better) on toy")
+    assert [row.cells[2:] for row in table.rows[::2]] == [
+        ("0.600", "0.500", "0.400", "0.500", "0.600"),
+        ("0.500", "0.400", "0.300", "0.400", "0.500"),
+    ]
+    assert [bool(row.best) for row in table.rows] == [False, False, True, True]
+    assert "FedAvg has the lowest Avg log-loss, 0.400: " not in verdict_text(shown).sentences[0]
+    assert verdict_text(shown).sentences[0] == (
+        "Before local training, FedAvg has the lowest Avg log-loss, 0.400. Ahead of FedC²I by 0.100."
+    )
+    assert chart_data(shown)["metric"] == {"name": "log-loss", "unit": "", "points": "", "sign": -1}
 
 
 def test_verdict_does_not_claim_what_seeds_do_not_show() -> None:
     first = made_up(ABC, {0: [[60] * 3], 1: [[50] * 3]})
     second = made_up(ABC, {0: [[50] * 3], 1: [[59] * 3]}, method=FedAvg())
     said = verdict_text([first, second])
-    assert said.headline == "FedC²I has the highest average at both points, but is not clearly best."
-    assert "Not clearly below it: FedAvg (0.50 points below)." in said.sentences[0]
+    assert said.headline == "FedC²I has the highest average accuracy at both points, but is not clearly best."
+    assert "It may be chance that it is ahead of FedAvg by 0.50 points (95 % interval " in said.sentences[0]
 
 
 @pytest.mark.parametrize(("seed", "words"), [(0, "share one seed"), (7, "share no seed")])
 def test_verdict_without_pairs_says_so(seed: int, words: str) -> None:
     results = [made_up(ABC, {0: [[60] * 3]}), made_up(ABC, {seed: [[50] * 3]}, method=FedAvg())]
     assert any(words in sentence for sentence in verdict_text(results).sentences)
-    assert len(score_table(results).rows) == 4
+    assert [row.kind for row in score_table(results).rows] == [*["plain"] * 4, "majority"]
     assert len(differences(results, "trained")[1]) == (seed == 0)
     assert bool(difference_table(results).rows) == (seed == 0)
 
@@ -262,17 +294,22 @@ def test_the_same_method_twice_is_told_apart_by_its_folder() -> None:
         "FedC²I [a/x] [x]",
         "FedC²I [a/x] [y]",
     ]
-    assert len({row.cells[0] for row in score_table(found).rows}) == 3
+    assert len({row.cells[0] for row in score_table(found).rows if row.kind == "plain"}) == 3
 
 
 def test_the_best_is_marked_among_the_rows_of_one_point() -> None:
     first = made_up(ABC, {0: [[50, 60, NAN]]}, lift=20)
     second = made_up(ABC, {0: [[55, 60, NAN]]}, method=FedAvg(), lift=1)
-    rows = comparison_table([first, second]).rows
+    rows = comparison_table([first, second]).rows[:-1]
     assert [(row.cells[0], row.cells[1].strip(" *")) for row in rows] == [
         (label, point) for label in ("FedC²I", "FedAvg") for point in ("before", "after")
     ]
-    assert [set(row.best) for row in rows] == [{3}, {2, 3, 5}, {2, 3, 5}, set()]  # a: 50, 70, 55, 56; b: 60, 80, 60, 61
+    assert [set(row.best) for row in rows] == [
+        {3},
+        {2, 3, 5, 6},
+        {2, 3, 5, 6},
+        set(),
+    ]  # a: 50, 70, 55, 56; b: 60, 80, 60, 61
     assert not any(row.best for row in score_table([first]).rows)
 
 
@@ -327,7 +364,7 @@ def test_payload_holds_the_mean_and_every_seed() -> None:
     assert np.allclose(single[0], FIRST, atol=1e-4, equal_nan=True)
     assert np.allclose(mixed[1, 0], [0.6, 0.3, 0.1], atol=1e-4)
     assert np.isnan(mixed[1, 2]).all()
-    assert np.allclose(unpack(run["views"][0]["accuracy"]["trained"])[-1], [52, 62, 72], atol=1e-2)
+    assert np.allclose(unpack(run["views"][0]["scores"]["trained"])[-1], [52, 62, 72], atol=1e-2)
     assert run["average"]["trained"] == {"mean": [62.0, 62.0], "sd": [1.414, 1.414]}
 
 
@@ -339,7 +376,7 @@ def test_of_very_many_rounds_and_clients_some_are_drawn(monkeypatch: pytest.Monk
     assert (found["rounds"], found["scored"]) == ([1, 7, 14, 20], 20)  # 72 = 2 points, 3 views, 3 clients, 4 rounds
     for view, shift in zip(found["views"], (0.5, 0, 1), strict=True):
         rows = np.array([[0, 1, 2], [18, 19, 20], [39, 40, 41], [57, 58, 59]]) + shift
-        np.testing.assert_allclose(unpack(view["accuracy"]["received"]), rows, atol=1e-2)
+        np.testing.assert_allclose(unpack(view["scores"]["received"]), rows, atol=1e-2)
     assert len(found["average"]["trained"]["mean"]) == 4
 
 

@@ -132,8 +132,8 @@ def test_without_pandas_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch
 
 def test_html_shows_scores_and_influence() -> None:
     scores, influence = _Cells(html(two_seeds())).tables
-    assert scores[0] == ["Method", "Local training", "a", "b", "Avg"]
-    assert scores[1] == ["FedC²I", "before", "40.00 ± 14.14", "60.00 ± 28.28", "50.00 ± 21.21"]
+    assert scores[0] == ["Method", "Local training", "a", "b", "Avg", "Worst"]
+    assert scores[1] == ["FedC²I", "before", "40.00 ± 14.14", "60.00 ± 28.28", "50.00 ± 21.21", "40.00 ± 14.14"]
     assert scores[2][1:3] == ["after *", "41.00 ± 14.14"]
     assert influence == [["", "a", "b"], ["a", "0.40", "0.60"], ["b", "0.20", "0.80"]]  # means of the last rounds
 
@@ -147,7 +147,7 @@ def test_html_of_a_method_that_measures_nothing() -> None:
 def test_html_marks_what_is_not_a_number() -> None:
     result = made_up(AB, {0: [[10, NAN]]}, influence={"influence_vector": {0: [[[1, NAN], [NAN, NAN]]]}})
     scores, influence = _Cells(html(result)).tables
-    assert scores[1][2:] == ["10.00", "–", "10.00"]
+    assert scores[1][2:] == ["10.00", "–", "10.00", "10.00"]
     assert influence[1:] == [["a", "1.00", "–"], ["b", "–", "–"]]
 
 
@@ -167,8 +167,8 @@ def test_html_of_many_clients_stays_compact() -> None:
     influence = {"influence_vector": {0: [np.full((40, 40), 1 / 40)]}}
     page = html(made_up(federation, {0: [range(40)]}, influence=influence))
     (scores,) = _Cells(page).tables
-    assert scores[0] == ["Method", "Local training", *(f"c{k}" for k in range(12)), "Avg"]
-    assert scores[1][-1] == "19.50"
+    assert scores[0] == ["Method", "Local training", *(f"c{k}" for k in range(12)), "Avg", "Worst"]
+    assert scores[1][-2:] == ["19.50", "0.00"]
     assert "12 of 40 clients are shown." in page
 
 
@@ -181,7 +181,7 @@ def test_html_before_the_first_round() -> None:
 def test_comparison_is_one_table() -> None:
     both = Comparison([two_seeds(), two_seeds(method=FedAvg(), lift=-5)])
     (table,) = _Cells(html(both)).tables
-    assert [row[0] for row in table] == ["Method", "FedC²I", "FedC²I", "FedAvg", "FedAvg"]
+    assert [row[0] for row in table] == ["Method", "FedC²I", "FedC²I", "FedAvg", "FedAvg", "Majority class"]
     assert table[4][4].startswith("45.00")
     assert "| FedAvg | after | 35.00 ± 14.14 |" in str(comparison_table(both))
     assert _Cells(html(Comparison())).tables == []
@@ -191,7 +191,8 @@ def test_bold_is_the_best_of_one_point_and_nothing_of_one_run() -> None:
     both = Comparison([two_seeds(lift=30), two_seeds(method=FedAvg(), lift=-5)])  # received is the same
     rows = html(both).split("<tr>")[2:6]
     bold = [re.findall(r"font-weight:bold\">([\d.]+)", row) for row in rows]
-    assert bold == [["40.00", "60.00", "50.00"], ["70.00", "90.00", "80.00"], ["40.00", "60.00", "50.00"], []]
+    received, trained = ["40.00", "60.00", "50.00", "40.00"], ["70.00", "90.00", "80.00", "70.00"]
+    assert bold == [received, trained, received, []]
     assert "font-weight:bold" not in html(two_seeds())
 
 

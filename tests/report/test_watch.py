@@ -121,13 +121,13 @@ def test_a_torn_line_is_read_when_it_is_whole(tmp_path: Path, finished: Result) 
     path.write_bytes(whole[:cut])
     inode = path.stat().st_ino
     follower = RunWatcher(tmp_path)
-    before = follower.read().accuracy["trained"][2]
+    before = follower.read().scores["trained"][2]
     with path.open("ab") as file:
         file.write(whole[cut:])
     assert path.stat().st_ino == inode
     after = follower.read()
     assert after.curve("received") == RunWatcher(tmp_path).read().curve("received")
-    assert len(after.accuracy["trained"][2]) == 3 >= len(before)
+    assert len(after.scores["trained"][2]) == 3 >= len(before)
 
 
 def test_lines_of_others_are_passed_over(tmp_path: Path, finished: Result) -> None:

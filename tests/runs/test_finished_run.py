@@ -74,7 +74,7 @@ def test_numbers_are_the_same(finished: tuple[Path, Result]) -> None:
     for point in POINTS:
         for metric in SCORES:
             np.testing.assert_allclose(again.accuracy(point, metric), was.accuracy(point, metric), atol=1e-6)
-            assert set(again.scores(point, metric)) == {"a", "b", "c", "Avg", "First two"}
+            assert set(again.scores(point, metric)) == {"a", "b", "c", "Avg", "First two", "Worst"}
             for name, score in was.scores(point, metric).items():
                 assert again.scores(point, metric)[name].mean == pytest.approx(score.mean, abs=1e-6)
                 assert again.scores(point, metric)[name].sd == pytest.approx(score.sd, abs=1e-6)

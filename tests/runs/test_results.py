@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from fedc2i.core.errors import UserError
+from fedc2i.core.options import type_hints
 from fedc2i.runs.results import Score, summary, versions
+from fedc2i.runs.settings import RunSettings
+from fedc2i.training.metrics import HIGHER_IS_BETTER
 from support.helpers import blank_federation, made_up
 
 AB = blank_federation(("a", "b"))
@@ -38,6 +43,7 @@ def test_averages_are_taken_within_a_seed_first() -> None:
         "a": Score(60.0, pytest.approx(200**0.5)),
         "b": Score(60.0, pytest.approx(200**0.5)),
         "Avg": Score(60.0, 0.0),
+        "Worst": Score(50.0, 0.0),  # another client in each seed
     }
     assert result.scores("trained")["Avg"] == Score(61.0, 0.0)
 
@@ -46,7 +52,7 @@ def test_further_averages_are_over_their_own_clients() -> None:
     federation = blank_federation(("a", "b", "c"), averages={"Avg-2": ("c", "a")})
     result = made_up(federation, {0: [[90, 0, 60]], 1: [[96, 0, 58]], 2: [[93, 0, 62]]})
     scores = result.scores("received")
-    assert list(scores) == ["a", "b", "c", "Avg", "Avg-2"]
+    assert list(scores) == ["a", "b", "c", "Avg", "Avg-2", "Worst"]
     assert scores["Avg"].mean == pytest.approx(51.0)  # (50 + 51.333 + 51.667) / 3
     assert scores["Avg-2"] == Score(pytest.approx(76.5), pytest.approx(np.std([75.0, 77.0, 77.5], ddof=1)))
 
@@ -124,3 +130,29 @@ def test_summary_names_the_versions_that_decide_numbers() -> None:
     found = versions()
     assert next(iter(found)) == "fedc2i"
     assert set(found) == {"python", "fedc2i", "torch", "numpy", "scikit-learn", "pillow", "matplotlib"}
+
+
+def test_the_worst_client_is_the_highest_loss_and_ignores_who_has_no_score() -> None:
+    result = made_up(AB, {0: [[70, 50]], 1: [[60, np.nan]]})
+    for report in result.rounds:
+        for own in report.metrics["received"]:
+            own["loss"] = own["accuracy"] / 100
+    assert result.worst("received").tolist() == [50, 60]
+    assert result.worst("received", "loss").tolist() == [0.7, 0.6]
+    assert str(result.scores("received", "loss")["Worst"]) == "0.650 ± 0.071"
+
+
+def test_a_score_that_nobody_has_is_a_dash() -> None:
+    result = made_up(AB, {0: [[70, 50]]})
+    assert {str(score) for score in result.scores("trained", "auroc").values()} == {"–"}
+
+
+def test_only_known_metrics_are_shown() -> None:
+    result = made_up(AB, {0: [[70, 50]]})
+    assert result.showing("auroc").config.metric == "auroc"
+    with pytest.raises(UserError, match="metric 'area' is unknown, allowed are accuracy, balanced_accuracy, auroc"):
+        result.showing("area")
+
+
+def test_metrics_of_the_setting_are_those_that_are_computed() -> None:
+    assert get_args(type_hints(RunSettings)["metric"]) == tuple(HIGHER_IS_BETTER)

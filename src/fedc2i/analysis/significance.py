@@ -61,6 +61,11 @@ class Paired:
         signs = [int((differences > 0).sum()), int((differences < 0).sum()), int((differences == 0).sum())]
         return cls(round(float(differences.mean()), DIGITS), error, *signs)
 
+    @property
+    def count(self) -> int:
+        """Of seeds."""
+        return self.wins + self.losses + self.ties
+
     def __str__(self) -> str:
         return f"{self.mean:+z.2f}" + ("" if self.error is None else f", s.e. {self.error:.2f}")
 

@@ -30,9 +30,13 @@ def report(
             show_default=False,
         ),
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Another score than that of the runs' settings, e.g. auroc.", show_default=False),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Write one self-contained HTML page: verdict, accuracy, who helps whom, cost, and how to run it again.
+    """Write one self-contained HTML page: verdict, scores, who helps whom, cost, and how to run it again.
 
     Several runs over the same clients stand side by side. The page asks no server for anything.
     """
@@ -46,6 +50,7 @@ def report(
     for line in filter(None, map(_left, folders)):
         Console(stderr=True, soft_wrap=True).print(line, style="yellow", highlight=False, markup=False)
     results = distinct([read_run(run) for run in found], found)
+    results = [one.showing(metric or results[0].config.metric) for one in results]
     page = write(results, out, folders=found, with_samples=samples)
     said = verdict_text(results)
     words = [said.headline, *said.warnings, *said.sentences]

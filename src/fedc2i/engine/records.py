@@ -50,8 +50,9 @@ class Round:
     why: Mapping[str, str] = field(default_factory=dict)
 
     def mean(self, point: Point, metric: str = "accuracy") -> float:
-        """The unweighted mean of a metric over the clients that have it."""
-        return float(np.mean([own[metric] for own in self.metrics[point] if metric in own]))
+        """The unweighted mean of a metric over the clients that have it; nan if none has."""
+        found = [own[metric] for own in self.metrics[point] if metric in own]
+        return float(np.mean(found)) if found else math.nan
 
 
 @dataclass(frozen=True, repr=False)

@@ -18,11 +18,15 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json, write_atomically
 from fedc2i.engine.records import MOST_NAMED, POINTS, Point
 from fedc2i.report.published import MISPRINTS, PUBLISHED
-from fedc2i.report.table import POINT_COLUMN, POINT_NOTE, SHORT, Row, Table, counted, starred
-from fedc2i.runs.results import Result, Score, summary
+from fedc2i.report.table import POINT_COLUMN, POINT_NOTE, SHORT, Row, Table, counted, metric_words, starred
+from fedc2i.runs.results import WORST, Result, Score, summary
+from fedc2i.training.metrics import UNDEFINED
 
 BEST = "the best of its column at that point"
 TIES_NOTE = "~: the difference of {average} from the best may be chance (95 % bootstrap interval over paired seeds)."
+WORST_NOTE = "Worst: the worst client of a seed, averaged over seeds."
+MAJORITY = "Majority class"
+MAJORITY_NOTE = "Majority class: always guessing the most frequent class of a client's test data."
 FEW_NOTE = "With {seeds} seeds this test is weak: treat small differences with care."
 FEW = 4  # seeds up to which the test is called weak
 MOST_DRAWS = 6  # different sets of attackers in a note
@@ -32,31 +36,35 @@ DIFFERENCE_NOTE = (
 )
 
 
-def comparison_table(results: Sequence[Result], against_paper: bool = False) -> Table:
+def comparison_table(results: Sequence[Result], against_paper: bool = False, *, metric: str | None = None) -> Table:
     """One row per method and evaluation point, one column per client, averages last; published rows below, if any.
 
     Args:
         results: of different methods on the same data with the same seeds.
         against_paper: adds the differences from the published rows.
+        metric: what to show; by default the metric of the first result's settings.
 
     Raises:
-        UserError: if there are no results, or they differ in their clients or seeds.
+        UserError: if there are no results, they differ in their clients or seeds, or there is no such metric.
     """
     if not results:
         raise UserError("this comparison is empty")
     if len({(own.federation.names, own.config.seeds) for own in results}) > 1:
         raise UserError("results of different clients or seeds do not go into one table")
-    first = results[0]
-    columns = list(first.scores("trained"))
-    scores = {(result.key, point): result.scores(point) for result in results for point in POINTS}
+    metric = metric or results[0].config.metric
+    results = [result.showing(metric) for result in results]
+    first, words = results[0], metric_words(metric)
+    average = list(first.averages("trained"))[-1]
+    columns = list(first.scores("trained", metric))
+    scores = {(result.key, point): result.scores(point, metric) for result in results for point in POINTS}
     best: dict[tuple[Point, str], float] = {}
     for point, column in itertools.product(POINTS, columns) if len(results) > 1 else ():
-        means = [round(scores[result.key, point][column].mean, 2) for result in results]
-        best[point, column] = max(filter(math.isfinite, means), default=math.nan)
+        means = [words.sign * scores[result.key, point][column].mean for result in results]
+        best[point, column] = round(words.sign * max(filter(math.isfinite, means), default=math.nan), words.digits)
     tied = ties(results)
-    title = f"Test accuracy (%) on {first.config.data}, {first.model}, {counted(first.config.rounds, 'round')}"
     table = Table(
-        f"{title}, {seeds_label(first.config.seeds)}",
+        f"{test_title(metric)} on {first.config.data}, {first.model}, {counted(first.config.rounds, 'round')}, "
+        f"{seeds_label(first.config.seeds)}",
         ("Method", POINT_COLUMN, *columns),
         averages=len(columns) - len(first.federation.names),
         bold=BEST if best else "",
@@ -64,9 +72,10 @@ def comparison_table(results: Sequence[Result], against_paper: bool = False) -> 
     for result in results:
         for point in POINTS:
             own = scores[result.key, point]
-            marks = frozenset(k + 2 for k, c in enumerate(columns) if round(own[c].mean, 2) == best.get((point, c)))
+            means = [round(own[column].mean, words.digits) for column in columns]
+            marks = frozenset(k + 2 for k, c in enumerate(columns) if means[k] == best.get((point, c)))
             cells = [str(own[column]) for column in columns]
-            cells[-1] += " ~" if (result.key, point) in tied else ""
+            cells[columns.index(average)] += " ~" if (result.key, point) in tied else ""
             table.rows.append(Row((result.label, starred(point, result.method.headline), *cells), best=marks))
         if printed := published_row(result):
             cells = [str(printed[c]) if c in printed else "" for c in columns]
@@ -75,10 +84,15 @@ def comparison_table(results: Sequence[Result], against_paper: bool = False) -> 
                 away = [difference(scores[result.key, point][c], printed.get(c), c, result) for c in columns]
                 table.rows.append(Row((result.label, f"difference, {SHORT[point]}", *away), "published"))
         table.rows[-1] = replace(table.rows[-1], ends_section=True)
+    guesses = majority_row(first, columns) if metric == "accuracy" and not against_paper else []
+    table.rows += guesses
     table.notes = [
         POINT_NOTE,
         *attack_notes(results),
-        *(tie_notes(columns[-1], first) if tied else []),
+        WORST_NOTE,
+        *([MAJORITY_NOTE] if guesses else []),
+        *undefined_notes(results),
+        *(tie_notes(average, first) if tied else []),
         *([DIFFERENCE_NOTE] if against_paper else []),
         *other_protocol(first),
         *(MISPRINTS.get(first.federation.name, []) if against_paper else []),
@@ -87,6 +101,22 @@ def comparison_table(results: Sequence[Result], against_paper: bool = False) -> 
         *first.federation.notes,
     ]
     return table
+
+
+def test_title(metric: str) -> str:
+    """The beginning of a table's title."""
+    words = metric_words(metric)
+    return f"Test {words.title}{' (lower is better)' if words.sign < 0 else ''}"
+
+
+def majority_row(result: Result, columns: Sequence[str]) -> list[Row]:
+    """The accuracy of the most frequent class at every client, the averages and the lowest; none if not known."""
+    known, averages = result.majority, {"Avg": result.federation.names, **result.federation.averages}
+    if not known.keys() >= {*result.federation.names}:
+        return []
+    known |= {title: float(np.mean([known[name] for name in members])) for title, members in averages.items()}
+    known[WORST] = min(known[name] for name in result.federation.names)
+    return [Row((MAJORITY, "", *(f"{known[column]:.2f}" for column in columns)), "majority", ends_section=True)]
 
 
 def write_comparison(results: Sequence[Result], folder: Path) -> None:
@@ -100,8 +130,10 @@ def ties(results: Sequence[Result]) -> set[tuple[str, Point]]:
     found: set[tuple[str, Point]] = set()
     if len(results[0].config.seeds) < 2:
         return found
+    sign = metric_words(results[0].config.metric).sign
     for point in POINTS:
-        values = {result.key: list(result.averages(point).values())[-1] for result in results}
+        averages = {result.key: list(result.averages(point, result.config.metric).values()) for result in results}
+        values = {key: sign * own[-1] for key, own in averages.items()}
         best = max(values, key=lambda key: values[key].mean())
         found |= {(key, point) for key in values if key != best and indistinguishable(values[best], values[key])}
     return found
@@ -110,6 +142,8 @@ def ties(results: Sequence[Result]) -> set[tuple[str, Point]]:
 def published_row(result: Result) -> dict[str, Score]:
     """The paper's row for a result, with the data set's further averages computed from its columns; empty if none."""
     own = PUBLISHED.get(result.federation.name, {})  # a partition of the data has another name, and no such row
+    if result.config.metric != "accuracy":
+        return {}
     row = dict(own.get(result.key, {}))
     for title, members in result.federation.averages.items():
         if all(member in row for member in members):
@@ -133,6 +167,22 @@ def seeds_label(seeds: Sequence[int]) -> str:
 
 
 # Notes below a table.
+
+
+def undefined_notes(results: Sequence[Result]) -> list[str]:
+    """Where a score is missing, and over how many clients averages then are."""
+    metric, names = results[0].config.metric, results[0].federation.names
+    scored = np.array([np.isfinite(one.accuracy(point, metric)).all(0) for one in results for point in POINTS])  # rows
+    if scored.all():
+        return []
+    if (scored != scored[0]).any():
+        return ["–: not scored; averages are over the clients that were."]
+    missing = [name for name, is_there in zip(names, scored[0], strict=True) if not is_there]
+    why = "not defined, as the test data has one class" if metric in UNDEFINED else "not scored"
+    return [
+        f"–: {metric_words(metric).name} is {why} ({_clients(tuple(missing))}); averages and Worst are over "
+        f"{len(names) - len(missing)} of {len(names)} clients."
+    ]
 
 
 def tie_notes(average: str, result: Result) -> list[str]:

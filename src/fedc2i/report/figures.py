@@ -1,4 +1,4 @@
-"""Figures as PNG: accuracy over rounds, influence heat maps, raw samples."""
+"""Figures as PNG: the run's metric over rounds, influence heat maps, raw samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.data.sources import shows_images
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report.table import WHEN
+from fedc2i.report.table import WHEN, metric_words
 from fedc2i.runs.results import Array, Result
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def draw_run(result: Result, folder: Path) -> None:
 
 
 def draw_comparison(results: Sequence[Result], folder: Path) -> None:
-    """The average accuracy of all methods over rounds."""
+    """The average score of all methods over rounds."""
     figure, axes = _figure(2, 1, 5.2, 3.6)
     for point, axis in zip(POINTS, axes[0], strict=True):
         comparison_panel(axis, results, point)
@@ -54,16 +54,16 @@ def draw_comparison(results: Sequence[Result], folder: Path) -> None:
 
 
 def comparison_panel(axis: Axes, results: Sequence[Result], point: Point) -> None:
-    """The average accuracy of all methods over rounds at one point."""
+    """The average score of all methods over rounds at one point."""
     for result in results:
-        rounds, values = result.curve(point)
+        rounds, values = result.curve(point, result.config.metric)
         marker = "." if len(rounds) < 3 else None
         axis.plot(rounds, np.ma.masked_invalid(values).mean(axis=1), label=plain(result.label), marker=marker)
-    _dress(axis, WHEN[point])
+    _dress(axis, WHEN[point], results[0])
 
 
 def accuracy(result: Result) -> Figure:
-    """Test accuracy of every client over rounds, at both points, mean over seeds."""
+    """The metric of every client over rounds, at both points, mean over seeds."""
     figure, axes = _figure(2, 1, 5.2, 3.6)
     for point, axis in zip(POINTS, axes[0], strict=True):
         accuracy_panel(axis, result, point)
@@ -73,15 +73,16 @@ def accuracy(result: Result) -> Figure:
 
 
 def accuracy_panel(axis: Axes, result: Result, point: Point) -> None:
-    """Test accuracy of every client over rounds, and in black their average, at one point, mean over seeds."""
+    """The metric of every client over rounds, and in black their average, at one point, mean over seeds."""
     names = result.federation.names
-    rounds, values = result.curve(point)
+    rounds, values = result.curve(point, result.config.metric)
     marker = "." if len(rounds) < 3 else None
     for k, name in enumerate(names[:MOST_PANELS]):
         axis.plot(rounds, values[:, k], label=plain(name), linewidth=1.2, marker=marker)
     average = np.ma.masked_invalid(values).mean(axis=1)  # a gap where nobody was scored
-    axis.plot(rounds, average, color="black", linewidth=2, label=f"average of {len(names)}", marker=marker)
-    _dress(axis, WHEN[point])
+    scored = int(np.isfinite(values).any(axis=0).sum())
+    axis.plot(rounds, average, color="black", linewidth=2, label=f"average of {scored}", marker=marker)
+    _dress(axis, WHEN[point], result)
 
 
 def name_lines(axis: Axes) -> None:
@@ -195,10 +196,10 @@ def _figure(across: int, down: int, wide: float, high: float) -> tuple[Figure, A
     return figure, figure.subplots(down, across, squeeze=False)
 
 
-def _dress(axis: Axes, title: str) -> None:
+def _dress(axis: Axes, title: str, result: Result) -> None:
     axis.set_title(title, fontsize=10)
     axis.set_xlabel("round")
-    axis.set_ylabel("test accuracy (%)")
+    axis.set_ylabel(f"test {metric_words(result.config.metric).title}")
     axis.grid(alpha=0.3)
     axis.locator_params(axis="x", integer=True)
 

@@ -72,8 +72,7 @@ def _row(tag: str, cells: Sequence[tuple[str, int, str]], style: str) -> str:
     parts = []
     for text, column, own in cells:
         align = "left" if column < 2 else "right"
-        shown = "–" if text.startswith("nan") else escape(text)
-        parts.append(f'<{tag} style="{_CELL.format(align)}{style}{own}">{shown}</{tag}>')
+        parts.append(f'<{tag} style="{_CELL.format(align)}{style}{own}">{escape(text)}</{tag}>')
     return f"<tr>{''.join(parts)}</tr>"
 
 
@@ -87,7 +86,7 @@ def _influence(result: Result) -> str:
     for name, row in zip(names, last.tolist(), strict=True):
         shades = [0.0 if math.isnan(value) else max(0.0, 0.55 * value / top) for value in row]
         cells = [
-            (f"{value:.2f}", 2, f";background:rgba(31,119,180,{shade:.2f})")
+            (f"{value:.2f}".replace("nan", "–"), 2, f";background:rgba(31,119,180,{shade:.2f})")
             for value, shade in zip(row, shades, strict=True)
         ]
         lines.append(_row("td", [(name, 0, ""), *cells], ""))

@@ -1,4 +1,4 @@
-"""Plots of results for notebooks and scripts: accuracy over rounds, and who helps whom."""
+"""Plots of results for notebooks and scripts: scores over rounds, and who helps whom."""
 
 from __future__ import annotations
 
@@ -19,14 +19,22 @@ if TYPE_CHECKING:
 
 
 def plot_accuracy(
-    results: Result | Sequence[Result], point: Point | None = None, *, seed: int | None = None, ax: Axes | None = None
+    results: Result | Sequence[Result],
+    point: Point | None = None,
+    *,
+    metric: str | None = None,
+    seed: int | None = None,
+    ax: Axes | None = None,
 ) -> Axes:
-    """Plots test accuracy over rounds: a line for each client and their average, or the average of each result.
+    """Plots the run's metric, such as test accuracy, over rounds.
+
+    Of one result a line for each client and their average, of several the average of each.
 
     Args:
         results: one result, or several, such as `compare` returns.
         point: ``received`` (before local training) or ``trained`` (after it); by default the one that the method's
             authors report, or ``trained`` for several results.
+        metric: another one than that of the run's settings.
         seed: one of the seeds; the mean over all by default.
         ax: where to draw; a new figure by default.
 
@@ -34,12 +42,13 @@ def plot_accuracy(
         The axes, to change titles and limits.
 
     Raises:
-        UserError: if no round was scored, or there is no such point or seed.
+        UserError: if no round was scored, or there is no such point, metric or seed.
     """
     alone = isinstance(results, Result)
     chosen = [_of_seed(own, seed) for own in ([results] if isinstance(results, Result) else results)]
     if not chosen:
         raise UserError("nothing to plot: this comparison is empty")
+    chosen = [own.showing(metric or own.config.metric) for own in chosen]
     first = chosen[0]
     point = point or (first.method.headline if alone else "trained")
     if point not in POINTS:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedc2i.engine.records import POINTS, Point, Round
-from fedc2i.report.table import WHEN, counted
+from fedc2i.report.table import WHEN, counted, metric_words
 from fedc2i.runs.plan import Observer
 from fedc2i.runs.results import Result
 
@@ -28,7 +28,7 @@ class ProgressView:
         self._is_wide = console.width >= WIDE
         self._runs = runs
         self._started = 0
-        self._label = ""
+        self._label, self._metric = "", "accuracy"
         self._names_refused = True
         self._began = time.perf_counter()
         self._last: dict[int, Round] = {}  # by seed, the last that was scored
@@ -60,6 +60,7 @@ class ProgressView:
         """A run starts: its own bar; the one before it stays as a line."""
         self._close()
         self._started += 1
+        self._metric = result.config.metric
         self._began, self._last, self._refused = time.perf_counter(), {}, Counter()
         self._names_refused = result.config.engine == "inprocess"  # others `say` it as it happens
         where = "" if ":" in result.config.data else f" on {result.config.data}"  # a path would take the whole line
@@ -102,7 +103,8 @@ class ProgressView:
 
     def _accuracy(self) -> str:
         last = self._last.values()
-        return accuracies({point: fmean(report.mean(point) for report in last) for point in POINTS} if last else {})
+        means = {point: fmean(report.mean(point, self._metric) for report in last) for point in POINTS} if last else {}
+        return score_line(means, self._metric)
 
     def _close(self) -> None:
         if self._task is None or not self._last:
@@ -146,9 +148,11 @@ class Observers:
             getattr(one, "say", lambda line: None)(line)
 
 
-def accuracies(means: Mapping[Point, float]) -> str:
-    """``50.00 % before local training, 60.00 % after local training``."""
-    return ", ".join(f"{mean:.2f} % {WHEN[point]}" for point, mean in means.items())
+def score_line(means: Mapping[Point, float], metric: str) -> str:
+    """``50.00 % before local training, 60.00 % after local training``; other metrics than accuracy are named."""
+    words = metric_words(metric)
+    name = "" if metric == "accuracy" or not means else f"{words.name} "
+    return name + ", ".join(f"{mean:.{words.digits}f}{words.unit} {WHEN[point]}" for point, mean in means.items())
 
 
 def rejected_uploads(counts: Mapping[str, int]) -> str:

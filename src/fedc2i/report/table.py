@@ -20,6 +20,7 @@ from rich.text import Text
 from fedc2i.core.errors import printable
 from fedc2i.core.files import write_atomically
 from fedc2i.engine.records import Point
+from fedc2i.training.metrics import HIGHER_IS_BETTER, TITLES, digits
 
 WHEN: Mapping[Point, str] = {"received": "before local training", "trained": "after local training"}
 SHORT: Mapping[Point, str] = {"received": "before", "trained": "after"}
@@ -36,7 +37,7 @@ class Row:
     """Cells of a table; ``kind`` decides how they look."""
 
     cells: tuple[str, ...]
-    kind: str = "plain"  # plain, published
+    kind: str = "plain"  # plain, published, or majority
     best: frozenset[int] = frozenset()  # cells that are the best of their column
     ends_section: bool = False
 
@@ -94,7 +95,7 @@ class Table:
         for row in self.rows:
             cells = [(k, printable(row.cells[k])) for k in columns]
             texts = [Text(_stacked(cell) if narrow else cell, "bold" if k in row.best else "") for k, cell in cells]
-            table.add_row(*texts, style="dim" if row.kind == "published" else None, end_section=row.ends_section)
+            table.add_row(*texts, style=None if row.kind == "plain" else "dim", end_section=row.ends_section)
         return Group(table, *(Text(printable(note), "table.caption") for note in notes))
 
     def to_markdown(self) -> str:
@@ -105,7 +106,7 @@ class Table:
         ]
         for row in self.rows:
             cells = [f"**{cell}**" if k in row.best else cell for k, cell in enumerate(map(_markdown, row.cells))]
-            if row.kind == "published":
+            if row.kind != "plain":
                 cells = [f"*{cell}*" if cell else "" for cell in cells]
             lines.append(f"| {' | '.join(cells)} |")
         notes = "".join(f"- {note}\n" for note in self.all_notes)
@@ -141,7 +142,7 @@ class Table:
         for row in self.rows:
             cells = [_latex(cell) for cell in row.cells]
             cells = [rf"\textbf{{{cell}}}" if k in row.best else cell for k, cell in enumerate(cells)]
-            cells = [rf"\textit{{{cell}}}" if row.kind == "published" and cell else cell for cell in cells]
+            cells = [rf"\textit{{{cell}}}" if row.kind != "plain" and cell else cell for cell in cells]
             lines.append(f"{' & '.join(cells)} \\\\")
             if row.ends_section and row is not self.rows[-1]:
                 lines.append(r"\midrule")
@@ -178,6 +179,26 @@ def _markdown(text: str) -> str:
 
 def _latex(text: str) -> str:
     return "".join(_LATEX.get(sign, sign) for sign in text)
+
+
+@dataclass(frozen=True)
+class MetricWords:
+    """How a metric is written: ``accuracy (%)``, ``accuracy``, and what stands after a value and a difference."""
+
+    title: str
+    name: str
+    unit: str
+    points: str
+    digits: int
+    sign: int  # 1 if higher is better, -1 if lower is
+
+
+def metric_words(metric: str) -> MetricWords:
+    """Of a metric that every run computes."""
+    title, is_higher = TITLES[metric], HIGHER_IS_BETTER[metric]
+    name = title.removesuffix(" (%)")
+    unit, points = (" %", " points") if name != title else ("", "")
+    return MetricWords(title, name, unit, points, digits(metric), 1 if is_higher else -1)
 
 
 def starred(point: Point, headline: Point) -> str:

@@ -28,6 +28,7 @@ from fedc2i.runs.folder import read_report
 from fedc2i.runs.plan import key_of, parse_method
 from fedc2i.runs.results import Array, summary
 from fedc2i.runs.settings import make, read_toml
+from fedc2i.training.metrics import HIGHER_IS_BETTER
 
 Scores = dict[int, dict[str, dict[int, float]]]  # by round, client and seed
 RECENT = 10  # rounds that the estimate of a round's time is based on
@@ -41,7 +42,8 @@ class WatchedRun:
     seeds: tuple[int, ...]
     rounds: int | None  # how many there will be, if the settings have a number
     clients: list[str] = field(default_factory=list)  # the names known so far, in table order
-    accuracy: dict[Point, Scores] = field(default_factory=dict)
+    metric: str = "accuracy"
+    scores: dict[Point, Scores] = field(default_factory=dict)  # of that metric
     done: dict[int, int] = field(default_factory=dict)  # by seed the last round that has been written
     influence: tuple[int, Array] | None = None  # the latest round with any, and its vectors (M, M), mean over seeds
     rejected: Counter[str] = field(default_factory=Counter)  # uploads, by client
@@ -56,11 +58,11 @@ class WatchedRun:
         return min((self.done.get(seed, 0) for seed in self.seeds), default=0)
 
     def curve(self, point: Point, client: str | None = None, most: int | None = None) -> list[float]:
-        """Accuracy over the scored rounds, mean over seeds, of one client or the mean over all.
+        """The metric over the scored rounds, mean over seeds, of one client or the mean over all.
 
         Of more than ``most`` rounds, that many are returned, spread evenly from the first to the last.
         """
-        scored = self.accuracy.get(point, {})
+        scored = self.scores.get(point, {})
         numbers = sorted(scored)
         if most is not None and len(numbers) > most > 1:
             numbers = [numbers[round(k * (len(numbers) - 1) / (most - 1))] for k in range(most)]
@@ -88,6 +90,8 @@ class RunWatcher:
         self._has_lock = settings.get("engine", "inprocess") == "inprocess"  # other engines do not lock the folder
         self._is_named = False
         self._run = WatchedRun(title, tuple(seeds), rounds if isinstance(rounds, int) else None)
+        if settings.get("metric") in HIGHER_IS_BETTER:
+            self._run.metric = settings["metric"]
         self._offset, self._inode = 0, 0
         self._known: set[str] = set()  # clients
         self._seen: dict[Path, float] = {}  # reports that were read, and when they were written
@@ -118,7 +122,7 @@ class RunWatcher:
             with path.open("rb") as file:
                 status = os.fstat(file.fileno())  # of this very file: `resume` may put another in its place
                 if status.st_ino != self._inode or status.st_size < self._offset:  # written again by `resume`
-                    self._run.accuracy, self._run.done = {}, {}
+                    self._run.scores, self._run.done = {}, {}
                     self._offset, self._inode = 0, status.st_ino
                 file.seek(self._offset)
                 content = file.read()
@@ -129,7 +133,7 @@ class RunWatcher:
         for line in whole.splitlines():
             try:
                 entry = json.loads(line)
-                if entry["point"] in POINTS and entry["metric"] == "accuracy":
+                if entry["point"] in POINTS and entry["metric"] == self._run.metric:
                     value = math.nan if entry["value"] is None else float(entry["value"])
                     client = one_line(entry["client"])
                     self._put(entry["point"], int(entry["round"]), client, int(entry["seed"]), value)
@@ -141,7 +145,7 @@ class RunWatcher:
         if client not in self._known:
             self._known.add(client)
             run.clients.append(client)
-        run.accuracy.setdefault(point, {}).setdefault(number, {}).setdefault(client, {})[seed] = value
+        run.scores.setdefault(point, {}).setdefault(number, {}).setdefault(client, {})[seed] = value
         if point == POINTS[-1]:
             run.done[seed] = max(number, run.done.get(seed, 0))
 
@@ -167,13 +171,13 @@ class RunWatcher:
             run.title = one_line(f"{result.label} on {result.config.data}")
         names = [one_line(name) for name in result.federation.names]
         run.clients, self._known = names, set(names)
-        run.accuracy, run.done, self._latest = {}, {}, {}
+        run.scores, run.done, self._latest = {}, {}, {}
         for report in result.rounds:
             run.done[report.seed] = report.round
             for point, metrics in report.metrics.items():
                 for client, own in zip(names, metrics, strict=True):
-                    if "accuracy" in own:
-                        self._put(point, report.round, client, report.seed, own["accuracy"])
+                    if run.metric in own:
+                        self._put(point, report.round, client, report.seed, own[run.metric])
             if "influence_vector" in report.influence:
                 self._latest[report.seed] = report.round, report.influence["influence_vector"]
         rejected = summary(result)["refused_uploads"].items()

@@ -22,8 +22,8 @@ from rich.text import Text
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import is_locked
 from fedc2i.engine.records import POINTS
-from fedc2i.report.progress import accuracies, rejected_uploads
-from fedc2i.report.table import WHEN
+from fedc2i.report.progress import rejected_uploads, score_line
+from fedc2i.report.table import WHEN, metric_words
 from fedc2i.report.watch_state import RunWatcher, WatchedRun
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -110,13 +110,13 @@ def _watch_run(reader: RunWatcher, console: Console, every: float, once: bool) -
 
 
 def view(run: WatchedRun, width: int) -> RenderableType:
-    """The whole picture: how far it is, accuracy of every client at both points, and who helps whom."""
+    """The whole picture: how far it is, the metric of every client at both points, and who helps whom."""
     parts: list[RenderableType] = [Text(_headline(run), "bold")]
     if run.rounds and not run.finished:
         parts.append(ProgressBar(total=run.rounds, completed=run.round, width=min(width, 60)))
     if run.silent_for > SILENT and not run.finished and not run.interrupted:
         parts.append(Text(f"nothing new for {_time(run.silent_for)}; is the run still going?", "yellow"))
-    parts.append(_curves(run, width) if run.accuracy else Text("no round has been scored yet", "dim"))
+    parts.append(_curves(run, width) if run.scores else Text("no round has been scored yet", "dim"))
     if run.influence is not None:
         parts.append(_influence(run, width))
     if run.rejected:
@@ -138,7 +138,7 @@ def _headline(run: WatchedRun) -> str:
 def _scores(run: WatchedRun) -> str:
     curves = {point: run.curve(point, most=2) for point in POINTS}
     means = {point: curve[-1] for point, curve in curves.items() if curve}
-    return (f", {accuracies(means)}" if means else "") + rejected_uploads(run.rejected)
+    return (f", {score_line(means, run.metric)}" if means else "") + rejected_uploads(run.rejected)
 
 
 def _time(seconds: float) -> str:
@@ -150,31 +150,32 @@ def _time(seconds: float) -> str:
 
 def _curves(run: WatchedRun, width: int) -> RenderableType:
     """A line for every client: its curve and last value at both points, all on one scale."""
-    names = run.clients[:MOST_CLIENTS]
+    names, words = run.clients[:MOST_CLIENTS], metric_words(run.metric)
     longest = max([len(name) for name in names] + [7])
     room = max(5, min(WIDEST, (width - longest - 30) // 2))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
     table.add_column("")
     for point in POINTS:
         table.add_column(WHEN[point], no_wrap=True, min_width=min(room, 8))
-        table.add_column("%", justify="right")
+        table.add_column(words.unit.strip(), justify="right")
     curves = {(name, point): run.curve(point, name, room) for name in names for point in POINTS}
     means = {point: run.curve(point, most=room) for point in POINTS}
     values = [value for curve in (*curves.values(), *means.values()) for value in curve if math.isfinite(value)]
     low, high = (min(values), max(values)) if values else (0.0, 100.0)
     for name in names:
-        table.add_row(Text(name), *_cells([curves[name, point] for point in POINTS], low, high))
+        table.add_row(Text(name), *_cells([curves[name, point] for point in POINTS], low, high, words.digits))
     table.add_section()
-    table.add_row("average", *_cells([means[point] for point in POINTS], low, high), style="bold")
+    table.add_row("average", *_cells([means[point] for point in POINTS], low, high, words.digits), style="bold")
     more = len(run.clients) - len(names)
-    scale = f"curves from {low:.1f} % to {high:.1f} %"
+    ends = [f"{value:.{words.digits - 1}f}{words.unit}" for value in (low, high)]
+    scale = f"{words.name}, curves from {ends[0]} to {ends[1]}"
     return Group(table, Text(scale + (f"; {more} more clients are in the average" if more > 0 else ""), "dim"))
 
 
-def _cells(curves: Sequence[Sequence[float]], low: float, high: float) -> list[Text]:
+def _cells(curves: Sequence[Sequence[float]], low: float, high: float, digits: int) -> list[Text]:
     cells = []
     for curve in curves:
-        last = f"{curve[-1]:.2f}" if curve and math.isfinite(curve[-1]) else "-"
+        last = f"{curve[-1]:.{digits}f}" if curve and math.isfinite(curve[-1]) else "-"
         cells += [Text(sparkline(curve, low, high), "cyan"), Text(last)]
     return cells
 

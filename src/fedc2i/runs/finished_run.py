@@ -18,8 +18,8 @@ from fedc2i.core.files import is_plugin
 from fedc2i.core.options import names
 from fedc2i.core.params import Params, Stacked
 from fedc2i.data import npz
-from fedc2i.data.federation import Federation
-from fedc2i.data.remote import RemoteFederation, blank_clients
+from fedc2i.data.federation import Federation, InputSpec
+from fedc2i.data.remote import PIXEL, RemoteFederation, blank_clients
 from fedc2i.engine.records import LARGE, POINTS, Point, Round
 from fedc2i.methods import registry
 from fedc2i.methods.base import Method
@@ -52,9 +52,10 @@ def read_run(folder: Path | str) -> Result:
         values = read_toml(folder / "config.toml")
         kind, name = _method(str(values["method"]), values.get("options", {}), summary)
         config = make(kind, {**values, "method": name})
+        sample = InputSpec.from_json(summary["input"]) if "input" in summary else PIXEL  # an earlier version wrote none
         federation = RemoteFederation(
             _text(summary["data"]),
-            blank_clients(_texts(summary["clients"])),
+            blank_clients(_texts(summary["clients"]), sample),
             _texts(summary["classes"]),
             _texts(summary["notes"]),
             averages={name: _texts(own) for name, own in summary.get("averages", {}).items()},
@@ -66,6 +67,9 @@ def read_run(folder: Path | str) -> Result:
         title, key = _text(summary["title"]), _text(summary.get("key", kind.name))
         model = _text(summary.get("model", ""))
         result = Result(method, config, federation, title, key, written=summary, model_name=model)
+        for name, share in summary.get("majority", {}).items():
+            if name not in federation.names or not 0 <= float(share) <= 100:
+                raise ValueError(f"a majority of {one_line(share)} % at '{one_line(name)}'")
         for entry in summary.get("asked_again", ()):
             seed, number, times = (int(entry[name]) for name in ("seed", "round", "times"))
             if not (1 <= number <= MOST_ROUNDS and 1 <= times <= MOST_ROUNDS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +15,17 @@ import numpy as np
 from fedc2i.core.errors import UserError
 from fedc2i.core.version import __version__
 from fedc2i.data.federation import Federation
+from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine.records import LARGE, POINTS, Outcome, Point, Round
 from fedc2i.methods.base import Method
 from fedc2i.runs.settings import RunSettings
+from fedc2i.training.metrics import HIGHER_IS_BETTER, digits
 
 if TYPE_CHECKING:
     from fedc2i.engine.accountant import Cost
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+WORST = "Worst"  # the column of the worst client
 COLUMNS = ("seed", "round", "client", "point", "metric", "value")  # of the long table
 
 
@@ -31,15 +35,18 @@ class Score:
 
     mean: float
     sd: float | None
+    digits: int = 2  # that are shown
 
     @classmethod
-    def of(cls, values: Sequence[float] | Array) -> Score:
+    def of(cls, values: Sequence[float] | Array, digits: int = 2) -> Score:
         """From one value per seed."""
         sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
-        return cls(float(np.mean(values)), sd)
+        return cls(float(np.mean(values)), sd, digits)
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" if self.sd is None else f"{self.mean:.2f} ± {self.sd:.2f}"
+        if math.isnan(self.mean):
+            return "–"
+        return " ± ".join(f"{value:.{self.digits}f}" for value in (self.mean, self.sd) if value is not None)
 
 
 @dataclass(repr=False)
@@ -70,8 +77,8 @@ class Result:
     def __repr__(self) -> str:
         if not self.rounds:
             return f"<Result of {self.label} on {self.config.data}: no rounds yet>"
-        before, after = (self.scores(point)["Avg"] for point in POINTS)
-        scores = f"accuracy {before} before local training, {after} after"
+        before, after = (self.scores(point, self.config.metric)["Avg"] for point in POINTS)
+        scores = f"{self.config.metric} {before} before local training, {after} after"
         return f"<Result of {self.label} on {self.config.data}, seeds {list(self.config.seeds)}: {scores}>"
 
     @property
@@ -97,11 +104,37 @@ class Result:
             for title, members in {"Avg": names, **self.federation.averages}.items()
         }
 
+    def worst(self, point: Point, metric: str = "accuracy") -> Array:
+        """``(seeds,)`` the worst client that was scored."""
+        values, none = self.accuracy(point, metric), -np.inf if _is_lower_better(metric) else np.inf
+        filled = np.where(np.isfinite(values), values, none)
+        found: Array = filled.max(1) if _is_lower_better(metric) else filled.min(1)
+        return np.where(np.isfinite(found), found, np.nan)
+
     def scores(self, point: Point, metric: str = "accuracy") -> dict[str, Score]:
-        """By client, then the averages: within a seed first, then over seeds."""
+        """By client, then the averages and the worst client: within a seed first, then over seeds."""
         values = self.accuracy(point, metric)
-        clients = {name: Score.of(values[:, k]) for k, name in enumerate(self.federation.names)}
-        return clients | {title: Score.of(own) for title, own in self.averages(point, metric).items()}
+        columns = {name: values[:, k] for k, name in enumerate(self.federation.names)}
+        columns |= {**self.averages(point, metric), WORST: self.worst(point, metric)}
+        return {title: Score.of(own, digits(metric)) for title, own in columns.items()}
+
+    def showing(self, metric: str) -> Result:
+        """The same, with another metric in tables, figures and reports.
+
+        Raises:
+            UserError: if there is no such metric.
+        """
+        if metric not in HIGHER_IS_BETTER:
+            raise UserError(f"metric '{metric}' is unknown, allowed are {', '.join(HIGHER_IS_BETTER)}")
+        return replace(self, config=replace(self.config, metric=metric))  # type: ignore[arg-type]
+
+    @property
+    def majority(self) -> dict[str, float]:
+        """By client the share (%) of the most frequent class in its test data; empty where that is not known."""
+        if isinstance(self.federation, RemoteFederation):
+            return dict(self.written.get("majority", {}))
+        counts = {client.name: client.test.y.bincount() for client in self.federation.clients}
+        return {name: 100 * int(own.max()) / int(own.sum()) for name, own in counts.items()}
 
     def curve(self, point: Point, metric: str = "accuracy") -> tuple[Array, Array]:
         """Evaluated rounds ``(R,)`` and the metric ``(R, clients)``, mean over seeds."""
@@ -225,6 +258,11 @@ def _frame(columns: Sequence[str], rows: Iterator[tuple[Any, ...]]) -> Any:
     return pandas.DataFrame.from_records(list(rows), columns=list(columns))
 
 
+def _is_lower_better(metric: str) -> bool:
+    """Of ``loss``, ``validation_loss`` and ``loss/prototype`` alike."""
+    return not HIGHER_IS_BETTER.get(metric.removeprefix("validation_").partition("/")[0], True)
+
+
 def _mean(values: Array) -> Array:
     """Over clients, of each seed; nan if none was scored."""
     counts = np.isfinite(values).sum(1)
@@ -255,10 +293,13 @@ def summary(result: Result) -> dict[str, Any]:
         "clients": list(federation.names),
         "classes": list(federation.classes),
         "samples": federation.samples(),
+        "input": federation.input.to_json(),
         "averages": {title: list(members) for title, members in federation.averages.items()},
         "seeds": list(config.seeds),
         "rounds": max(report.round for report in rounds),
         "headline": result.method.headline,
+        "metric": config.metric,
+        **({"majority": majority} if (majority := result.majority) else {}),
         "points": {point: _scores(result, point) for point in POINTS},
         "seconds": round(result.seconds, 3),
         "seconds_per_round": round(result.seconds / len(rounds), 4),

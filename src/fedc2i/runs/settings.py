@@ -79,6 +79,15 @@ class RunSettings(EngineSettings):
         preset=True,
         flags=("run", "flower-local", "coordinator"),
     )
+    metric: Literal["accuracy", "balanced_accuracy", "auroc", "f1", "loss", "calibration_error"] = setting(
+        "accuracy",
+        "the score that tables, figures and reports show: accuracy, balanced_accuracy, auroc, f1, loss or "
+        "calibration_error; every run computes all of them",
+        numbers=False,
+        resume="free",
+        preset=True,
+        flags=("run",),
+    )
     engine: Literal["inprocess", "flower-sim", "flower"] = setting(
         "inprocess",
         "this process, Flower's simulation on Ray, or real sites (fedc2i coordinator, fedc2i flower-local)",

@@ -36,6 +36,11 @@ TITLES = {
 }
 
 
+def digits(metric: str) -> int:
+    """Decimal places that are shown."""
+    return 3 if "loss" in metric else 2
+
+
 def score(predict: Callable[[Tensor], Mapping[str, Tensor]], piece: Batch) -> dict[str, Tensor]:
     """Sums over a few samples of accuracy (in percent) and cross entropy, and the main logits; all on the device.
 

@@ -18,7 +18,7 @@ from fedc2i.analysis.weights import domain_of, finite_mean, mean_weights
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.report.html.graph import graph_nodes
 from fedc2i.report.html.side_by_side import last_average, named
-from fedc2i.report.table import WHEN
+from fedc2i.report.table import WHEN, metric_words
 from fedc2i.runs.results import Array, Result
 
 DIAGNOSTICS = {"vector": ("influence_vector", 2), "matrix": ("influence_matrix", 3)}  # λ (M, M), Λ (M, M, C)
@@ -28,12 +28,13 @@ MOST_VALUES = 1_200_000  # of λ, and as many of Λ, in a page: 3.2 MB each
 
 def chart_data(results: Sequence[Result]) -> dict[str, Any]:
     """Everything the scripts draw."""
-    first = results[0].federation
+    first, words = results[0].federation, metric_words(results[0].config.metric)
     domains = list(dict.fromkeys(map(domain_of, first.names)))
     return {
         "clients": list(first.names),
         "classes": list(first.classes),
         "points": dict(WHEN),
+        "metric": {"name": words.name, "unit": words.unit, "points": words.points, "sign": words.sign},
         "domains": {"names": domains, "of": [domains.index(domain_of(name)) for name in first.names]},
         "runs": [_run_data(result, MOST_VALUES // len(results)) for result in results],
     }
@@ -48,13 +49,13 @@ def to_script(value: Any) -> str:
 
 
 def _run_data(result: Result, most: int) -> dict[str, Any]:
-    """One run, with at most ``most`` values of λ, and as many of Λ and of accuracies."""
+    """One run, with at most ``most`` values of λ, and as many of Λ and of scores."""
     seeds = result.config.seeds
     labels = [f"mean over {named(seeds)}"] if len(seeds) > 1 else []
     labels += [f"seed {seed}" for seed in seeds]
-    scored, _ = accuracies(result, "trained")
+    scored, _ = round_scores(result, "trained")
     drawn = spread(len(scored), max(2, most // (len(POINTS) * len(labels) * len(result.federation.names))))
-    scores = {point: accuracies(result, point)[1][:, drawn] for point in POINTS}
+    scores = {point: round_scores(result, point)[1][:, drawn] for point in POINTS}
     vector = weights.of_last_round(result, "influence_vector")
     nodes = graph_nodes(result.federation.names, vector if vector.ndim == 2 else None)
     kept = {name: _kept(result, *entry, most) for name, entry in DIAGNOSTICS.items()}
@@ -62,7 +63,7 @@ def _run_data(result: Result, most: int) -> dict[str, Any]:
     views = [
         {
             "label": label,
-            "accuracy": {point: pack(_view(scores[point], k, finite_mean)) for point in POINTS},
+            "scores": {point: pack(_view(scores[point], k, finite_mean)) for point in POINTS},
             **{name: _packed(*found, k) for name, found in kept.items()},
         }
         for k, label in enumerate(labels)
@@ -81,14 +82,14 @@ def _run_data(result: Result, most: int) -> dict[str, Any]:
     }
 
 
-def accuracies(result: Result, point: Point) -> tuple[list[int], Array]:
+def round_scores(result: Result, point: Point) -> tuple[list[int], Array]:
     """The evaluated rounds and ``(seeds, rounds, clients)``; nan where a client was not scored."""
     scored = [report for report in result.rounds if report.metrics]
     rounds, seeds = sorted({report.round for report in scored}), result.config.seeds
     values = np.full((len(seeds), len(rounds), len(result.federation.names)), np.nan)
     at = {number: t for t, number in enumerate(rounds)}
     for report in scored:
-        own = [metrics.get("accuracy", np.nan) for metrics in report.metrics[point]]
+        own = [metrics.get(result.config.metric, np.nan) for metrics in report.metrics[point]]
         values[seeds.index(report.seed), at[report.round]] = own
     return rounds, values
 

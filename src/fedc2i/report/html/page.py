@@ -19,7 +19,7 @@ from fedc2i.report.html.rerun_command import rerun_command
 from fedc2i.report.html.sample_images import sample_images
 from fedc2i.report.html.side_by_side import cost_table, difference_table, distinct, score_table, settings_that_differ
 from fedc2i.report.html.verdict import key_numbers, verdict_text
-from fedc2i.report.table import WHEN, decimals
+from fedc2i.report.table import WHEN, decimals, metric_words
 from fedc2i.runs.results import Result
 
 EARLY = (  # before anything is drawn, or a dark page would begin with a white flash
@@ -106,6 +106,7 @@ def _words(results: Sequence[Result], with_samples: bool | None) -> dict[str, An
         "sizes": first.federation.samples(),
         "same_data": len({str(one.federation.checksums) for one in results}) == 1,
         "points": WHEN,
+        "metric": metric_words(first.config.metric),
         "version": __version__,
         "clients": first.federation.names,
         "measures": any(own and one.config.engine != "flower" for one, own in known),

@@ -19,7 +19,6 @@ from fedc2i.data.federation import Client, Federation
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.runs.results import Result
 
-PUBLIC = ("digits", "digit5", "office10")  # images that anyone may see; others only if asked for
 MOST_CLIENTS, MOST_CLASSES, SIDE = 12, 10, 40
 
 
@@ -46,7 +45,9 @@ def sample_images(result: Result, wanted: bool | None) -> SampleImages:
         return SampleImages(reason="Images were not wanted (--no-samples).")
     if config.engine == "flower":
         return SampleImages(reason="The images are at the sites and were never here.")
-    if wanted is None and config.data.partition(":")[0] not in PUBLIC:
+    if not federation.input.is_image:
+        return SampleImages(reason=f"The samples are {federation.input}, which no image shows.")
+    if wanted is None and config.data.partition(":")[0] not in sources.PUBLIC_IMAGES:
         return SampleImages(
             reason="A run folder holds no images, and images of your own data are put into a page only if you ask for "
             "them: --samples."
@@ -56,6 +57,8 @@ def sample_images(result: Result, wanted: bool | None) -> SampleImages:
             federation = _load(result)
         except UserError as error:
             return SampleImages(reason=f"A run folder holds no images, and the data cannot be loaded here: {error}.")
+    if not federation.input.is_image:  # an earlier version did not write what samples are
+        return SampleImages(reason=f"The samples are {federation.input}, which no image shows.")
     clients, classes = federation.clients, federation.classes[:MOST_CLASSES]
     if len(clients) > MOST_CLIENTS:  # the first of each domain
         clients = tuple(reversed({domain_of(client.name): client for client in reversed(clients)}.values()))

@@ -12,11 +12,12 @@ from fedc2i.analysis.significance import Paired, bootstrap_interval
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import names
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report.comparison import comparison_table, reconstructions, seeds_label
-from fedc2i.report.table import POINT_COLUMN, SHORT, Row, Table, counted, size
+from fedc2i.report.comparison import FEW, comparison_table, reconstructions, seeds_label, test_title
+from fedc2i.report.table import POINT_COLUMN, SHORT, Row, Table, counted, metric_words, size
 from fedc2i.runs.results import Array, Result
 from fedc2i.runs.settings import RunSettings
 
+SEEDS = "paired bootstrap over seeds"
 MOST_NAMED = 6  # seeds listed in a line
 MOST_COLUMNS = 12  # clients with their own column
 
@@ -91,7 +92,7 @@ def models_text(results: Sequence[Result]) -> str:
 
 def last_average(result: Result, point: Point) -> tuple[str, Array]:
     """The name and ``(seeds,)`` of the data set's last average; ``Avg`` if it defines none."""
-    return list(result.averages(point).items())[-1]
+    return list(result.averages(point, result.config.metric).items())[-1]
 
 
 # Distance from the best.
@@ -103,18 +104,20 @@ class Difference:
 
     other: int  # position of the other run
     paired: Paired
-    interval: tuple[float, float] | None  # of 95 %, by bootstrap over seeds; None for one seed
+    interval: tuple[float, float] | None  # of 95 %, by bootstrap; None where it is not known
+    source: str  # what was resampled; empty if nothing was
 
     @property
     def is_clear(self) -> bool:
-        """Whether the whole interval is above zero."""
-        return self.interval is not None and self.interval[0] > 0
+        """Whether the whole interval is above zero, and there are enough seeds to say so."""
+        return self.interval is not None and self.interval[0] > 0 and self.paired.count > FEW
 
 
 def differences(results: Sequence[Result], point: Point) -> tuple[int, list[Difference]]:
     """The best run at a point by its average, and how far it is above every other; empty without a common seed."""
     seeds = common_seeds(results)
-    values = [last_average(restricted(one, seeds), point)[1] for one in results]
+    sign = metric_words(results[0].config.metric).sign
+    values = [sign * last_average(restricted(one, seeds), point)[1] for one in results]
     means = [float(np.mean(own)) for own in values]
     best = int(np.argmax([mean if np.isfinite(mean) else -np.inf for mean in means]))
     found = []
@@ -122,7 +125,7 @@ def differences(results: Sequence[Result], point: Point) -> tuple[int, list[Diff
         if k != best:
             known = len(seeds) > 1 and np.isfinite(own).all()
             interval = bootstrap_interval(values[best] - own) if known else None
-            found.append(Difference(k, Paired.of(values[best], own), interval))
+            found.append(Difference(k, Paired.of(values[best], own), interval, SEEDS if known else ""))
     return best, found
 
 
@@ -138,17 +141,18 @@ def settings_that_differ(results: Sequence[Result]) -> list[tuple[str, list[str]
 
 
 def score_table(results: Sequence[Result]) -> Table:
-    """Accuracy of every run, client and point after the last round; of many clients only the averages."""
+    """The score of every run, client and point after the last round; of many clients only the averages."""
     seeds = common_seeds(results)
     if seeds:
         table = comparison_table([restricted(one, seeds) for one in results])
     else:
         table = comparison_table(results[:1])
-        table.rows = [row for one in results for row in comparison_table([one]).rows]
+        every = [row for one in results for row in comparison_table([one]).rows]
+        table.rows = list(dict.fromkeys(sorted(every, key=lambda row: row.kind == "majority")))
     if not seeds or len({(one.config.rounds, last_round(one), one.config.model) for one in results}) > 1:
         over = seeds_label(seeds) if seeds else "other seeds each"
         what = f"{models_text(results)}, {rounds_text(results)}, {over}"
-        table.title = f"Test accuracy (%) on {results[0].config.data}, {what}"
+        table.title = f"{test_title(results[0].config.metric)} on {results[0].config.data}, {what}"
     clients = len(results[0].federation.names)
     if clients > MOST_COLUMNS:
         kept = [0, 1, *range(2 + clients, len(table.header))]

@@ -10,8 +10,9 @@ import numpy as np
 
 from fedc2i.analysis.weights import DomainShare, finite_mean, of_last_round
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report.comparison import FEW
+from fedc2i.report.comparison import FEW, undefined_notes
 from fedc2i.report.html.side_by_side import (
+    SEEDS,
     common_seeds,
     differences,
     last_average,
@@ -22,11 +23,12 @@ from fedc2i.report.html.side_by_side import (
     rounds_text,
     settings_that_differ,
 )
-from fedc2i.report.table import WHEN, counted, percent
+from fedc2i.report.table import WHEN, counted, metric_words, percent
 from fedc2i.runs.results import Result, Score
 
 MOST_SETTINGS = 5  # that are named; the table below the verdict has them all
 MOST_CLIENTS = 6  # whose uploads are named
+OVER_SEEDS = " Seeds change initial models and batches, not the data; such intervals say nothing about other samples."
 
 
 @dataclass(frozen=True)
@@ -53,70 +55,80 @@ def verdict_text(results: Sequence[Result]) -> Text:
     best = {point: differences(results, point) for point in POINTS}
     leaders = {point: results[found[0]].label for point, found in best.items()}
     clear = {point: bool(found[1]) and all(one.is_clear for one in found[1]) for point, found in best.items()}
-    one_leader = len(set(leaders.values())) == 1
+    one_leader, words = len(set(leaders.values())) == 1, metric_words(results[0].config.metric)
+    top = "highest" if words.sign > 0 else "lowest"
     if one_leader and all(clear.values()):
-        line = f"{leaders['trained']} has the highest average at both points, beyond the spread over seeds."
+        line = f"{leaders['trained']} has the {top} average {words.name} at both points, beyond chance."
     elif any(clear.values()):
         places = [(WHEN[point].capitalize(), leaders[point]) for point in POINTS if clear[point]]
         line = " ".join(f"{where}, {leader} is clearly best." for where, leader in places)
     elif one_leader:
-        line = f"{leaders['trained']} has the highest average at both points, but is not clearly best."
+        line = f"{leaders['trained']} has the {top} average {words.name} at both points, but is not clearly best."
     else:
         line = "No run is clearly best."
-    sentences = [_best(results, point) for point in POINTS]
-    seeds = common_seeds(results)
-    if len(seeds) < 2:
-        why = "the runs share one seed" if seeds else "the runs share no seed"
-        sentences.append(f"The uncertainty is not known, as {why}; a second seed could change the order.")
-    else:
+    sentences = [_best(results, point, top) for point in POINTS]
+    seeds, source = common_seeds(results), next((one.source for _, found in best.values() for one in found), "")
+    if not seeds:
+        sentences.append("The uncertainty is not known, as the runs share no seed.")
+    elif not source:
         sentences.append(
-            f"The {named(seeds)} change initial models and batches, not the data; intervals say nothing about other "
-            "images."
+            "The uncertainty is not known, as the runs share one seed; a second seed could change the order."
         )
-        if len(seeds) <= FEW:
-            sentences.append(f"{len(seeds)} seeds are few: treat small differences with care.")
-    return Text(line, tuple(sentences), warning_notes(results))
+    else:
+        sentences.append(f"Intervals: {source}, {named(seeds)}.{OVER_SEEDS if source == SEEDS else ''}")
+    if 0 < len(seeds) <= FEW:
+        sentences.append(
+            f"{counted(len(seeds), 'seed')} cannot show that a run is clearly best; {FEW + 1} or more can."
+        )
+    return Text(line, tuple(sentences + undefined_notes(results)), warning_notes(results))
 
 
-def _best(results: Sequence[Result], point: Point) -> str:
-    best, found = differences(results, point)
+def _best(results: Sequence[Result], point: Point, top: str) -> str:
+    """The best run of a point, and every other one with its distance."""
+    words, (best, found) = metric_words(results[0].config.metric), differences(results, point)
     title, values = last_average(restricted(results[best], common_seeds(results)), point)
-    text = f"{WHEN[point].capitalize()}, {results[best].label} has the highest {title}, {Score.of(values)} %"
-    parts = [
-        f"{one.paired.mean:.2f} points above {results[one.other].label} (95 % interval {one.interval[0]:.2f} to "
-        f"{one.interval[1]:.2f})"
-        for one in sorted(found, key=lambda one: one.paired.mean)
-        if one.is_clear and one.interval
-    ]
-    more = f", and clearly above {counted(len(parts) - 3, 'more run')}" if len(parts) > 3 else ""
-    text += f": {'; '.join(parts[:3])}{more}." if parts else "."
-    near = [f"{results[one.other].label} ({one.paired.mean:.2f} points below)" for one in found if not one.is_clear]
-    if near:
-        rest = f" and {len(near) - 4} more" if len(near) > 4 else ""
-        text += f" Not clearly below it: {', '.join(near[:4])}{rest}."
-    return text
+    text = f"{WHEN[point].capitalize()}, {results[best].label} has the {top} {title} {words.name}, "
+    text += f"{Score.of(values, words.digits)}{words.unit}"
+    parts: dict[bool, list[str]] = {True: [], False: []}  # by whether the interval leaves zero out
+    for one in sorted(found, key=lambda one: one.paired.mean):
+        label, mean = results[one.other].label, f"{one.paired.mean:.{words.digits}f}"
+        if not np.isfinite(one.paired.mean):
+            parts[False].append(f"{label} (not scored)")
+        elif one.interval is None:
+            parts[False].append(f"{label} by {mean}{words.points}")
+        else:
+            ends = " to ".join(f"{end:.{words.digits}f}" for end in one.interval)
+            parts[one.interval[0] > 0].append(f"{label} by {mean}{words.points} (95 % interval {ends})")
+    ahead, near = parts[True], parts[False]
+    text += f": ahead of {'; '.join(ahead)}." if ahead else "."
+    chance = "It may be chance that it is ahead of" if any(one.interval for one in found) else "Ahead of"
+    return text + (f" {chance} {'; '.join(near)}." if near else "")
 
 
 def _one_run(result: Result) -> Text:
-    scores = {point: Score.of(last_average(result, point)[1]) for point in POINTS}
+    words = metric_words(result.config.metric)
+    scores = {point: Score.of(last_average(result, point)[1], words.digits) for point in POINTS}
     title = last_average(result, "trained")[0]
     point, warnings = result.method.headline, warning_notes([result])
     if not np.isfinite(scores[point].mean):
         line = f"{result.label} on {result.config.data}: no client was scored after the last round."
         return Text(line, (), warnings)
     rounds = counted(last_round(result), "round")
-    line = f"{result.label} reaches {scores[point]} % on {result.config.data} after {rounds}."
+    name = "" if result.config.metric == "accuracy" else f"{words.name} "
+    line = f"{result.label} reaches {name}{scores[point]}{words.unit} on {result.config.data} after {rounds}."
     other: Point = "received" if point == "trained" else "trained"
     change = scores["trained"].mean - scores["received"].mean
     sentences = [
         f"That is {title} {WHEN[point]}, the point that the method's authors report; {WHEN[other]} it is "
-        f"{scores[other]} %. Local training changes the accuracy of the received model by {change:+.2f} points."
+        f"{scores[other]}{words.unit}. Local training changes the {words.name} of the received model by "
+        f"{change:+.{words.digits}f}{words.points}."
     ]
-    values, names = finite_mean(result.accuracy(point)), result.federation.names
+    values, names = finite_mean(result.accuracy(point, result.config.metric)), result.federation.names
     if np.isfinite(values).sum() > 1:
         high, low = int(np.nanargmax(values)), int(np.nanargmin(values))
         sentences.append(
-            f"Clients differ: {names[high]} has {values[high]:.1f} %, {names[low]} has {values[low]:.1f} %."
+            f"Clients differ: {names[high]} has {values[high]:.{words.digits - 1}f}{words.unit}, {names[low]} has "
+            f"{values[low]:.{words.digits - 1}f}{words.unit}."
         )
     seeds = len(result.config.seeds)
     sentences.append(
@@ -124,7 +136,7 @@ def _one_run(result: Result) -> Text:
         if seeds > 1
         else "One seed was run: how much these numbers vary is not known."
     )
-    return Text(line, tuple(sentences), warnings)
+    return Text(line, tuple(sentences + undefined_notes([result])), warnings)
 
 
 # Warnings.
@@ -134,7 +146,7 @@ def warning_notes(results: Sequence[Result]) -> tuple[str, ...]:
     """Sentences that a reader must know before believing the verdict: other settings or data, attacks, rejections."""
     said = _unequal(results)
     if len({str(one.federation.checksums) for one in results}) > 1:
-        said.append("Not the same data: the checksums of the runs' images differ.")
+        said.append("Not the same data: the checksums of the runs' samples differ.")
     for attack in dict.fromkeys(one.config.attack for one in results if one.config.attack):
         labels = [one.label for one in results if one.config.attack == attack]
         who = "" if len(labels) == len(results) else f" ({', '.join(labels)})"
@@ -181,12 +193,14 @@ def _unequal(results: Sequence[Result]) -> list[str]:
 def key_numbers(results: Sequence[Result]) -> list[KeyNumber]:
     """The best average at both points, then the size of the run; of one run also the λ that clients keep."""
     seeds, first = common_seeds(results), results[0]
+    words, plain = metric_words(first.config.metric), first.config.metric == "accuracy"
     found = []
     for point in POINTS:
         best = results[differences(results, point)[0]]
         title, values = last_average(restricted(best, seeds), point)
-        note = best.label if len(results) > 1 else f"{title} over clients, % of test images"
-        found.append(KeyNumber(str(Score.of(values)), f"accuracy {WHEN[point]}", note))
+        note = best.label if len(results) > 1 else f"{title} over clients{', % of test samples' if plain else ''}"
+        value = str(Score.of(values, words.digits))
+        found.append(KeyNumber(value, f"{words.name if plain else words.title} {WHEN[point]}", note))
     vector = of_last_round(first, "influence_vector")
     if len(results) == 1 and vector.ndim == 2:
         share = DomainShare.of(vector, first.federation.names)

@@ -2,7 +2,7 @@
 const POINTS = ["received", "trained"];
 
 function scores(point) {
-  const { shape, values } = unpack(currentRun().views[state.view].accuracy[point]);
+  const { shape, values } = unpack(currentRun().views[state.view].scores[point]);
   const [rounds, clients] = shape;
   return Array.from({ length: clients }, (_, k) => Array.from({ length: rounds }, (_, t) => values[t * clients + k]));
 }
@@ -43,14 +43,14 @@ function drawAccuracy() {
       traces.push({
         x: run.rounds, y: one.values, mode, name: plain(one.name), connectgaps: true,
         line: { color: one.colour, width: one.width ?? 1.8, dash: one.dash ?? "solid" },
-        hovertemplate: "%{fullData.name}: %{y:.1f} %<extra></extra>",
+        hovertemplate: `%{fullData.name}: %{y:${METRIC.unit ? ".1f" : ".3f"}}${METRIC.unit}<extra></extra>`,
       });
     }
     draw(`accuracy-${point}`, traces, {
       title: { text: `<b>${DATA.points[point]}</b>`, x: 0, xref: "paper", xanchor: "left", font: { size: 14, color: css("--ink") } },
       height: 340, hovermode: "x unified",
       xaxis: { title: { text: "round", font: { size: 12 } }, dtick: run.rounds.length < 10 ? 1 : undefined, hoverformat: "d" },
-      yaxis: { range, ticksuffix: " %" },
+      yaxis: { range, ticksuffix: METRIC.unit },
       shapes: influenceIsThere() ? [{ type: "line", x0: roundNumber(), x1: roundNumber(), yref: "paper", y0: 0, y1: 1, line: { color: css("--soft"), width: 1, dash: "dot" } }] : [],
     });
     if (point === "trained") legend(own);
@@ -61,11 +61,12 @@ function drawAccuracy() {
     (run.rounds.length < run.scored ? ` The page holds ${run.rounds.length} of ${run.scored} scored rounds.` : "");
 }
 
-/** The axis for these percentages; a call with each as an argument would not bear hundreds of thousands. */
+/** The axis for these scores; a call with each as an argument would not bear hundreds of thousands. */
 function reachOf(values) {
-  if (!values.length) return [0, 100];
+  if (!values.length) return [0, METRIC.unit ? 100 : 1];
   const [low, high] = [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))];
-  return [Math.max(0, low - 0.06 * (high - low) - 0.5), Math.min(101, high + 0.06 * (high - low) + 0.5)];
+  const [edge, most] = METRIC.unit ? [0.06 * (high - low) + 0.5, 101] : [0.06 * (high - low) + 0.005, Infinity];
+  return [Math.max(0, low - edge), Math.min(most, high + edge)];
 }
 const influenceIsThere = () => Boolean(packedInfluence("vector") || packedInfluence("matrix"));
 
@@ -84,7 +85,7 @@ function drawComparison() {
   for (const point of POINTS) {
     const traces = DATA.runs.flatMap((run, k) => {
       const { mean, sd } = run.average[point];
-      const line = { x: run.rounds, y: mean, mode: run.rounds.length < 3 ? "lines+markers" : "lines", name: plain(run.label), line: { color: colourOf(k), width: 2.4 }, hovertemplate: "%{fullData.name}: %{y:.2f} %<extra></extra>" };
+      const line = { x: run.rounds, y: mean, mode: run.rounds.length < 3 ? "lines+markers" : "lines", name: plain(run.label), line: { color: colourOf(k), width: 2.4 }, hovertemplate: `%{fullData.name}: %{y:${METRIC.unit ? ".2f" : ".3f"}}${METRIC.unit}<extra></extra>` };
       if (sd.some((value) => value === null)) return [line];
       const band = { x: run.rounds, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false };
       return [
@@ -97,7 +98,7 @@ function drawComparison() {
       title: { text: `<b>${DATA.points[point]}</b>`, x: 0, xref: "paper", xanchor: "left", font: { size: 14, color: css("--ink") } },
       height: 360, hovermode: "x unified", showlegend: true,
       legend: { orientation: "h", y: -0.14, font: { size: 12 }, traceorder: "normal" },
-      xaxis: { hoverformat: "d" }, yaxis: { range, ticksuffix: " %" },
+      xaxis: { hoverformat: "d" }, yaxis: { range, ticksuffix: METRIC.unit },
     });
   }
   drawDifference();
@@ -106,17 +107,18 @@ function drawComparison() {
 /** Every run minus the chosen one after the last round, client by client. */
 function drawDifference() {
   const last = (run) => {
-    const { shape, values } = unpack(run.views[0].accuracy[state.againstPoint]);
+    const { shape, values } = unpack(run.views[0].scores[state.againstPoint]);
     return values.slice((shape[0] - 1) * shape[1]);
   };
   const reference = last(DATA.runs[state.against]);
   const z = DATA.runs.map((run) => Array.from(last(run), (value, k) => value - reference[k]));
-  const reach = z.flat().filter(Number.isFinite).reduce((top, value) => Math.max(top, Math.abs(value)), 1);
+  const reach = z.flat().filter(Number.isFinite).reduce((top, value) => Math.max(top, Math.abs(value)), METRIC.unit ? 1 : 0.01);
+  const text = METRIC.unit ? "+.1f" : "+.3f";
   const few = CLIENTS.length <= MANY;
   draw("difference", [{
     type: "heatmap", z, x: axisNames(CLIENTS), y: axisNames(DATA.runs.map((run) => run.label)), zmin: -reach, zmax: reach,
-    colorscale: diverging(-1, 0, 1), xgap: few ? 2 : 0, ygap: 2, colorbar: colorbar("points"),
-    texttemplate: few ? "%{z:+.1f}" : undefined, hovertemplate: "%{y}, %{x}: %{z:+.2f} points<extra></extra>", hoverongaps: false,
+    colorscale: diverging(-1, 0, 1), reversescale: METRIC.sign < 0, xgap: few ? 2 : 0, ygap: 2, colorbar: colorbar(METRIC.unit ? "points" : METRIC.name),
+    texttemplate: few ? `%{z:${text}}` : undefined, hovertemplate: `%{y}, %{x}: %{z:${text}}${METRIC.points}<extra></extra>`, hoverongaps: false,
   }], {
     height: 90 + 40 * DATA.runs.length, margin: { t: 10, b: 8 },
     xaxis: { type: "category", showgrid: false, showticklabels: CLIENTS.length <= 40 },

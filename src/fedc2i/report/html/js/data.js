@@ -1,6 +1,7 @@
 // The data of the page, and what every part below shares.
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const CLIENTS = DATA.clients;
+const METRIC = DATA.metric;
 const MANY = 12; // clients that still have a line, a chip or a number in a cell of their own
 const NAN = 65535;
 const state = { run: 0, view: 0, at: 0, client: 0, withoutOwn: false, against: 0, againstPoint: "trained" };
