@@ -325,7 +325,7 @@ def test_every_setting_is_declared_once_with_help() -> None:
         ({"resume": "free"}, {"checkpoint_every", "data_dir", "device", "metric", "workers"}),
         (
             {"scope": "data"},
-            {"clients", "data", "data_dir", "drop", "image_size", "partition", "scale", "split", "target"},
+            {"clients", "data", "data_dir", "data_seed", "drop", "image_size", "partition", "scale", "split", "target"},
         ),
         ({"engine": "inprocess"}, {"checkpoint_every", "clients_at_once", "executor", "workers"}),
         ({"engine": "flower"}, {"deadline", "min_sites", "ray_address", "wire"}),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
 from fedc2i.data.federation import Client, Federation, InputSpec, Split
+
+if TYPE_CHECKING:
+    from fedc2i.data.schema import Schema
 
 PIXEL = InputSpec((3, 1, 1))  # where nobody looks at the samples
 
@@ -19,10 +23,12 @@ class RemoteFederation(Federation):
     Attributes:
         sizes: how many samples the clients report.
         digests: the checksums of their data, if they are known.
+        schema: on which they have agreed, if their data are tables.
     """
 
     sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    schema: Schema | None = None
 
     def samples(self) -> dict[str, dict[str, int]]:
         """How many samples the clients report."""

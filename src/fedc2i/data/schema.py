@@ -9,13 +9,16 @@ agreed schema sets no indicator.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+import torch
 
 from fedc2i.core.errors import UserError, one_line
+from fedc2i.data.federation import InputSpec
 
 if TYPE_CHECKING:
     import pandas
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 Kind = Literal["number", "boolean", "category", "unknown"]  # unknown: a client has no value at all
 MOST_CATEGORIES = 100
 MOST_COLUMNS = 10_000
+MOST_LETTERS = 1000  # of the name of a column or category
 MOST_NAMED = 8
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -55,6 +59,11 @@ class Schema:
         """Names of all inputs."""
         return tuple(name for column in self.columns for name in column.inputs)
 
+    @property
+    def input(self) -> InputSpec:
+        """What a row becomes."""
+        return InputSpec((len(self.inputs),), torch.float32)
+
     def to_json(self) -> list[dict[str, Any]]:
         """As plain values, which is all that a site tells about its table."""
         return [asdict(column) for column in self.columns]
@@ -67,19 +76,24 @@ class Schema:
             UserError: if it is not a schema.
         """
         try:
-            columns = tuple(
-                Column(str(own["name"]), own["kind"], tuple(map(str, own["categories"])), bool(own["missing"]))
-                for own in values[: MOST_COLUMNS + 1]
-            )
-            valid = len(columns) <= MOST_COLUMNS and all(
-                own.kind in ("number", "boolean", "category", "unknown") and len(own.categories) <= MOST_CATEGORIES
-                for own in columns
-            )
-        except (TypeError, LookupError):
+            columns = tuple(_read_column(own) for own in values[: MOST_COLUMNS + 1])
+            valid = 0 < len({own.name for own in columns}) == len(columns) <= MOST_COLUMNS
+        except (TypeError, LookupError, ValueError):
             valid = False
         if not valid:
             raise UserError("not the schema of a table: it needs name, kind, categories and missing for each column")
         return cls(columns)
+
+
+def _read_column(values: Any) -> Column:
+    name, kind, categories, missing = (values[part] for part in ("name", "kind", "categories", "missing"))
+    known = kind in get_args(Kind) and type(missing) is bool and isinstance(categories, list | tuple)
+    if not known or len(categories) > (MOST_CATEGORIES if kind == "category" else 0):
+        raise ValueError("not a column")
+    for text in (name, *categories):
+        if not isinstance(text, str) or len(text.encode()) > 4 * MOST_LETTERS:
+            raise ValueError("not a name")
+    return Column(name, kind, tuple(categories), missing)
 
 
 def describe(where: str, table: pandas.DataFrame) -> Schema:
@@ -94,6 +108,8 @@ def describe(where: str, table: pandas.DataFrame) -> Schema:
 def _describe(where: str, name: str, values: pandas.Series[Any]) -> Column:
     import pandas
 
+    if len(name) > MOST_LETTERS:
+        raise UserError(f"{where}: the name of column '{one_line(name, 40)}' has more than {MOST_LETTERS} letters")
     missing, found = bool(values.isna().any()), values.dropna()
     what = f"{where}: column '{one_line(name, 80)}'"
     if found.empty:
@@ -116,6 +132,8 @@ def _describe(where: str, name: str, values: pandas.Series[Any]) -> Column:
         raise UserError(
             f"{what} has {len(categories):,} different texts, allowed are {MOST_CATEGORIES}; if it names rows, drop it"
         )
+    if len(max(categories, key=len)) > MOST_LETTERS:
+        raise UserError(f"{what} holds texts of more than {MOST_LETTERS} letters, which are no categories; drop it")
     return Column(name, "category", tuple(categories), missing)
 
 
@@ -134,6 +152,33 @@ def agree(where: str, clients: Mapping[str, Schema]) -> Schema:
     for client, schema in clients.items():
         check_columns(f"{where}: client '{client}'", schema, names, f"client '{first_name}'")
     return Schema(tuple(_join(where, name, clients) for name in names))
+
+
+def most_common(where: str, clients: Mapping[str, Schema]) -> Schema:
+    """The schema of those clients that have the most common columns and the most common kind in each of them."""
+    columns = Counter(frozenset(own.name for own in schema.columns) for schema in clients.values()).most_common(1)[0][0]
+    same = {client: own for client, own in clients.items() if {column.name for column in own.columns} == columns}
+    kinds: dict[str, Counter[Kind]] = {name: Counter() for name in columns}
+    for schema in same.values():
+        for column in schema.columns:
+            kinds[column.name].update([column.kind] * (column.kind != "unknown"))
+    best = {name: found.most_common(1)[0][0] for name, found in kinds.items() if found}
+    fitting = {
+        client: schema
+        for client, schema in same.items()
+        if all(own.kind in ("unknown", best.get(own.name)) for own in schema.columns)
+    }
+    return agree(where, fitting or same)
+
+
+def check_fit(where: str, schema: Schema, agreed: Schema) -> None:
+    """Refuses other columns, or another kind in one of them, than all sites of a run have agreed on."""
+    check_columns(where, schema, [column.name for column in agreed.columns], "the run")
+    kinds = {column.name: column.kind for column in agreed.columns}
+    for own in schema.columns:
+        if own.kind not in ("unknown", kinds[own.name]):
+            differs = f"is of the kind '{own.kind}', in the run '{kinds[own.name]}'"
+            raise UserError(f"{where}: column '{one_line(own.name, 80)}' {differs}; correct the table, or drop it")
 
 
 def check_columns(where: str, schema: Schema, names: Sequence[str], other: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,50 @@ GROWTH = 4  # a file in memory, compared with its size on disk
 ENCODING, SPLIT = "encoding.json", "split.json"  # in the run folder
 
 Tables = Mapping[str, Mapping[str, "pandas.DataFrame"]]  # by client, then by part
+Parts = Mapping[str, tuple["pandas.DataFrame", Any]]  # inputs and labels by part
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of clients, divided into training, validation and test, and not encoded yet.
+
+    Attributes:
+        name: of the federation.
+        parts: by client.
+        chosen: the row numbers of each part by client, where we chose them.
+        classes: names of the labels.
+        target: the column to predict.
+        scale: as in `from_table`.
+        notes: what a reader of a result must know.
+    """
+
+    name: str
+    parts: Mapping[str, Parts]
+    chosen: Mapping[str, Mapping[str, list[int]]]
+    classes: tuple[str, ...]
+    target: str
+    scale: str
+    notes: tuple[str, ...]
+
+    def describe(self) -> dict[str, Schema]:
+        """What each client says about its training rows."""
+        return {c: describe(f"{self.name}: client '{c}'", own["train"][0]) for c, own in self.parts.items()}
+
+    def encode(self, schema: Schema) -> Federation:
+        """The clients with rows as numbers, and how that was done as attachments."""
+        training = {client: own["train"][0] for client, own in self.parts.items()}
+        together = Encoder.fit(schema, list(training.values())) if self.scale == "federated" else None
+        encoders = {
+            client: together or Encoder.fit(schema, [own], scaled=self.scale == "client")
+            for client, own in training.items()
+        }
+        built = tuple(_client(self.name, client, own, encoders[client]) for client, own in self.parts.items())
+        attachments = {
+            ENCODING: json.dumps({"target": self.target, "clients": {c: own.to_json() for c, own in encoders.items()}}),
+            SPLIT: json.dumps(self.chosen),
+        }
+        preset = {"batch_size": 32, "rounds": 20}
+        return Federation(self.name, built, self.classes, self.notes, preset=preset, attachments=attachments)
 
 
 def load(argument: str, options: DataOptions) -> Federation:
@@ -43,13 +88,36 @@ def load(argument: str, options: DataOptions) -> Federation:
     Raises:
         UserError: for a file that cannot be read, a missing column, or a table that `from_table` refuses.
     """
+    return build(f"table:{argument}", _read_tables(argument, options), options)
+
+
+def at_site(argument: str, options: DataOptions, site: str, client: str | None) -> Rows:
+    """The rows of a real site, under its name: a file without other clients, or one client of a file or folder.
+
+    Raises:
+        UserError: as `load`, or if it is not clear which client the site is.
+    """
+    name = f"table:{argument}"
+    tables = _read_tables(argument, options, site if client is None else None)
+    if client is None and len(tables) > 1:
+        raise UserError(f"{name}: several clients, this site's must be named: {_some(list(tables))}")
+    own = next(iter(tables)) if client is None else client
+    if own not in tables:
+        raise UserError(f"{name}: no client '{one_line(own, 80)}', allowed are {_some(list(tables))}")
+    rows = divide(name, {own: tables[own]}, options, least_classes=1)
+    return replace(rows, parts={site: rows.parts[own]}, chosen={site: rows.chosen[own]})
+
+
+def _read_tables(argument: str, options: DataOptions, alone: str | None = None) -> Tables:
+    """By client and part; one file without a column of clients is that of the client ``alone``."""
     if not argument:
         raise UserError("table: a file or folder is needed, as table:FILE.csv or table:DIR")
     if not options.target:
         raise UserError(f"table:{argument}: name the column to predict with --target COLUMN")
-    path, name = Path(argument).expanduser(), f"table:{argument}"
+    path = Path(argument).expanduser()
     if not path.is_dir():
-        return build(name, _by_column(str(path), read(path), options.clients), options)
+        table = read(path)
+        return {alone: {"": table}} if alone and not options.clients else _by_column(str(path), table, options.clients)
     if options.clients:
         raise UserError(f"{path}: a folder has one file per client, so --clients is not for it")
     tables: dict[str, Any] = {}
@@ -65,7 +133,7 @@ def load(argument: str, options: DataOptions) -> Federation:
             raise UserError(f"{entry}: allowed are files ending in {', '.join(SUFFIXES)}; move it elsewhere")
     if not tables:
         raise UserError(f"{path}: no clients, expected one CSV or Parquet file per client")
-    return build(name, tables, options)
+    return tables
 
 
 def from_table(
@@ -154,20 +222,19 @@ def _read_csv(path: Path) -> pandas.DataFrame:
     return table.set_axis(names, axis=1)
 
 
-def build(name: str, tables: Tables, options: DataOptions, agreed: Schema | None = None) -> Federation:
-    """A federation of tables by client and part; ``""`` is a part that is still to be divided.
+def build(name: str, tables: Tables, options: DataOptions) -> Federation:
+    """A federation of tables by client and part; ``""`` is a part that is still to be divided."""
+    rows = divide(name, tables, options)
+    return rows.encode(agree(name, rows.describe()))
 
-    Args:
-        name: the federation's name.
-        tables: by client and part.
-        options: target, scale and seed.
-        agreed: the schema, if it was agreed with others, as between real sites.
-    """
+
+def divide(name: str, tables: Tables, options: DataOptions, least_classes: int = 2) -> Rows:
+    """The rows of tables by client and part; ``""`` is a part that is still to be divided."""
     target = options.target or ""
     if not 0 < len(tables) <= MOST_CLIENTS:
         raise UserError(f"{name}: {len(tables):,} clients, allowed are 1 to {MOST_CLIENTS:,}")
     cleaned, notes = _with_target(name, _by_split(name, tables, options), target)
-    classes = _classes(name, cleaned, target)
+    classes = _classes(name, cleaned, target, least_classes)
     number = {label: index for index, label in enumerate(classes)}
     parts, rows = {}, {}
     for client, own in cleaned.items():
@@ -175,21 +242,7 @@ def build(name: str, tables: Tables, options: DataOptions, agreed: Schema | None
         labels = {part: table[target].map(_label).map(number).to_numpy() for part, table in own.items()}
         inputs = {part: table.drop(columns=[target]) for part, table in own.items()}
         parts[client], rows[client] = _divided(where, inputs, labels, key(options.seed, client, "split"))
-    training = {client: own["train"][0] for client, own in parts.items()}
-    schema = agreed or agree(name, {c: describe(f"{name}: client '{c}'", own) for c, own in training.items()})
-    together = Encoder.fit(schema, list(training.values())) if options.scale == "federated" else None
-    encoders = {
-        client: together or Encoder.fit(schema, [own], scaled=options.scale == "client")
-        for client, own in training.items()
-    }
-    built = tuple(_client(name, client, own, encoders[client]) for client, own in parts.items())
-    attachments = {
-        ENCODING: json.dumps({"target": target, "clients": {c: own.to_json() for c, own in encoders.items()}}),
-        SPLIT: json.dumps(rows),
-    }
-    return Federation(
-        name, built, classes, tuple(notes), preset={"batch_size": 32, "rounds": 20}, attachments=attachments
-    )
+    return Rows(name, parts, rows, classes, target, options.scale, tuple(notes))
 
 
 def _by_column(where: str, table: pandas.DataFrame, column: str | None) -> dict[str, dict[str, pandas.DataFrame]]:
@@ -258,14 +311,14 @@ def _with_target(name: str, tables: Tables, target: str) -> tuple[dict[str, dict
     return cleaned, [f"{ignored} rows without '{target}' are ignored."] if ignored else []
 
 
-def _classes(name: str, tables: Tables, target: str) -> tuple[str, ...]:
+def _classes(name: str, tables: Tables, target: str, least: int) -> tuple[str, ...]:
     found = {_label(value) for parts in tables.values() for table in parts.values() for value in table[target].unique()}
     if len(found) > MOST_CLASSES:
         raise UserError(
             f"{name}: column '{target}' has {len(found):,} different values, allowed are {MOST_CLASSES}; this package "
             "predicts classes: make some of the numbers, e.g. low and high"
         )
-    if len(found) < 2:
+    if len(found) < least:
         raise UserError(f"{name}: column '{target}' has only the value '{next(iter(found))}', two are needed")
     return tuple(sorted(found, key=natural_key))
 

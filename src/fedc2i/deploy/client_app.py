@@ -22,8 +22,9 @@ from fedc2i.flower.site import Home, make_app
 @lru_cache(maxsize=1)
 def _site_home(folder: Path) -> Home:
     site = read_site(folder, ready=False)  # the SuperNode has checked its key and certificates
-    found = site.load()
-    return Home(found.clients[0], found.classes, site.state)
+    rows = site.rows()
+    found = site.load(rows)
+    return Home(found.clients[0], found.classes, site.state, rows=rows)
 
 
 @lru_cache(maxsize=64)

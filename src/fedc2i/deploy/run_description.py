@@ -20,6 +20,8 @@ from fedc2i.core.options import names
 from fedc2i.core.params import Params
 from fedc2i.core.version import __version__
 from fedc2i.data.federation import InputSpec
+from fedc2i.data.remote import RemoteFederation
+from fedc2i.data.schema import Schema
 from fedc2i.engine import attacks
 from fedc2i.engine.client import RunContext
 from fedc2i.flower.message_format import MOST_CLASSES
@@ -39,6 +41,7 @@ def describe(plan: Plan, seed: int) -> str:
     values |= {name: _place_in_app(name, str(values[name])) for name in ("method", "model")}
     values["attack"] = attacks.resolved(plan.config.attack, plan.federation.names, seed)
     context = RunContext(plan.method, plan.model, plan.config, plan.config.rounds, seed)
+    schema = plan.federation.schema if isinstance(plan.federation, RemoteFederation) else None
     return json.dumps(
         {
             "version": __version__,
@@ -46,6 +49,7 @@ def describe(plan: Plan, seed: int) -> str:
             "seed": seed,
             "classes": plan.federation.classes,
             "input": plan.federation.input.to_json(),
+            "schema": None if schema is None else schema.to_json(),
             "fingerprint": fingerprint(context.first_model("", plan.config.init)),
         },
         default=str,
@@ -62,6 +66,9 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
         values: dict[str, Any] = json.loads(text)
         settings, classes = dict(values["settings"]), tuple(map(str, values["classes"]))
         sample = InputSpec.from_json(values["input"])
+        schema = None if values.get("schema") is None else Schema.from_json(values["schema"])
+        if schema is not None and schema.input != sample:
+            raise ValueError(f"{sample} of a table that has {schema.input}")
         for name in ("method", "model"):
             if is_plugin(str(settings[name])):
                 settings[name] = _place_at_site(str(settings[name]), root)
@@ -80,7 +87,7 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
     context = RunContext(kind(**config.options), model, config, config.rounds, config.seeds[0], attackers)
     if fingerprint(context.first_model("", config.init)) != expected:
         raise UserError(f"its model '{config.model}' has another architecture than the coordinator's")
-    return Assignment(context, config), classes
+    return Assignment(context, config, schema), classes
 
 
 def fingerprint(params: Params) -> str:

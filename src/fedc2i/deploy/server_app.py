@@ -22,6 +22,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json, write_atomically, writing
 from fedc2i.data.federation import InputSpec
 from fedc2i.data.remote import RemoteFederation
+from fedc2i.data.schema import Schema
 from fedc2i.deploy.job import RUN_FILE, Job
 from fedc2i.deploy.keys import pem_public
 from fedc2i.deploy.run_description import describe
@@ -128,6 +129,7 @@ def _begin(job: Job, connections: SiteConnections, say: Say) -> tuple[str, Remot
         "names": names,
         "classes": federation.classes,
         "input": federation.input.to_json(),
+        "schema": None if federation.schema is None else federation.schema.to_json(),
         "sizes": {name: dict(own) for name, own in federation.sizes.items()},
         "files": job.checksums(),
     }
@@ -146,7 +148,8 @@ def _resume(job: Job, connections: SiteConnections, say: Say) -> tuple[str, Remo
         if values["job"] != job.digest:
             raise UserError(f"{job.out}: holds a run with other settings; choose another --out")
         classes, sample = tuple(values["classes"]), InputSpec.from_json(values["input"])
-        there = [Introduction(name, own, classes, sample) for name, own in values["sizes"].items()]
+        schema = None if values.get("schema") is None else Schema.from_json(values["schema"])
+        there = [Introduction(name, own, classes, sample, schema) for name, own in values["sizes"].items()]
         run, federation = str(values["run"]), common_federation(there, values["names"], classes, say)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"{path}: cannot be read ({error}); choose another --out") from None

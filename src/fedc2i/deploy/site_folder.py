@@ -20,8 +20,8 @@ from filelock import FileLock, Timeout
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import writing
 from fedc2i.core.options import names, type_hints
-from fedc2i.data import catalog
-from fedc2i.data.federation import Federation
+from fedc2i.data import catalog, table
+from fedc2i.data.federation import DataOptions, Federation
 from fedc2i.deploy import keys, tls
 from fedc2i.deploy.folder_settings import check_address, make_folder, read_settings, require_new, to_toml
 from fedc2i.methods.fedavg import FedAvg
@@ -73,8 +73,21 @@ class SiteFolder:
         """The SHA-256 of the site's public key, which people compare, for example by telephone."""
         return keys.fingerprint(keys.read_public(self.folder / "site.pub"))
 
-    def load(self) -> Federation:
-        """The site's data, as a federation of one client that has the site's name."""
+    def rows(self) -> table.Rows | None:
+        """The rows of a table, which are encoded when the sites of a run have agreed on a schema."""
+        kind, _, argument = self.source["data"].partition(":")
+        if kind != "table":
+            return None
+        if self.source["partition"]:
+            raise UserError("partition: a site is one client of its table, which is not split further")
+        wanted = {own.name: self.source[own.name] for own in fields(DataOptions) if own.name in self.source}
+        return table.at_site(argument, DataOptions(**wanted, seed=self.source["data_seed"]), self.name, self.client)
+
+    def load(self, rows: table.Rows | None = None) -> Federation:
+        """The site's data, as a federation of one client that has the site's name; ``rows`` if they are read."""
+        rows = rows or self.rows()
+        if rows is not None:
+            return rows.encode(rows.describe()[self.name])
         found = load_data(RunSettings(**self.source))
         if self.client is None and len(found.clients) > 1:
             raise UserError(f"{found.name}: several clients, this site's must be named: {', '.join(found.names)}")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from fedc2i.core.errors import UserError, one_line
+from fedc2i.data import schema
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.flower.connections import SiteConnections
 from fedc2i.flower.message_format import MOST_LETTERS, Introduction
@@ -55,7 +56,9 @@ def wait_for_sites(
 def common_federation(
     present: Sequence[Introduction], names: Sequence[str], classes: Sequence[str], say: Callable[[str], None]
 ) -> RemoteFederation:
-    """The sites as a federation, with samples of the most common shape; `reject_incompatible` rejects the others.
+    """The sites as a federation, with the most common shape of samples, or a schema that most sites have in common.
+
+    `reject_incompatible` rejects the others.
 
     ``names`` are all sites of the run in table order, of which some may come later. ``classes`` are in the order of
     their labels; if empty, those of the sites present.
@@ -67,21 +70,32 @@ def common_federation(
             lists = "; ".join(f"{site.name} {_some(site.classes, MOST_LISTED)}" for site in present[:MOST_LISTED])
             say(f"the sites have different classes; the run has all {len(classes)} of them: {_some(classes)}")
             say(f"classes by site: {lists}; if that is wrong, correct the data, or fix the list with --classes")
-    sample = Counter(site.input for site in present).most_common(1)[0][0]
+    tables = {site.name: site.schema for site in present if site.schema is not None}
+    agreed = schema.most_common("sites", tables) if 2 * len(tables) >= len(present) else None
+    others = Counter(site.input for site in present if site.schema is None)
+    sample = others.most_common(1)[0][0] if agreed is None else agreed.input
+    if agreed is not None and len(classes) < 2:
+        raise UserError(f"the sites have only the class {_some(classes)}, two are needed; --classes can name more")
     return RemoteFederation(
         "sites",
         blank_clients(names, sample, [site.name for site in present if not site.samples["validation"]]),
         tuple(classes),
         notes=("The data stays at the sites; sizes are as the sites report them.",),
         sizes={site.name: site.samples for site in present},
+        schema=agreed,
     )
 
 
 def reject_incompatible(connections: SiteConnections, federation: RemoteFederation, at_least: int) -> None:
-    """Rejects sites with samples of another shape or other classes than the run, now and later."""
+    """Rejects sites with samples of another shape, other columns or other classes than the run, now and later."""
 
     def check(site: Introduction) -> None:
-        if site.input != federation.input:
+        if site.schema is not None and federation.schema is not None:
+            schema.check_fit(site.name, site.schema, federation.schema)
+        elif site.schema is not None or federation.schema is not None:
+            which = ("no table", "tables") if site.schema is None else ("a table", "none")
+            raise UserError(f"{site.name} has {which[0]}, the run {which[1]}")
+        elif site.input != federation.input:
             hint = "; its site.toml can set image_size" if federation.input.is_image else ""
             raise UserError(f"{site.name} has {site.input}, the run {federation.input}{hint}")
         if unknown := [name for name in site.classes if name not in federation.classes]:

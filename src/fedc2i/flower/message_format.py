@@ -19,6 +19,7 @@ from torch import Tensor
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params
 from fedc2i.data.federation import InputSpec
+from fedc2i.data.schema import Schema
 from fedc2i.engine.records import POINTS, Diagnostics, Point
 from fedc2i.flower import wire
 from fedc2i.training.metrics import HIGHER_IS_BETTER
@@ -129,12 +130,13 @@ class Introduction:
     samples: Mapping[str, int]  # of the splits train, validation and test
     classes: tuple[str, ...]
     input: InputSpec
+    schema: Schema | None = None  # of a table: names and kinds of its columns, their categories, whether values miss
 
     def to_record(self) -> RecordDict:
         """The content of a reply."""
-        return RecordDict(
-            {"introduction": ConfigRecord({"json": json.dumps(asdict(self) | {"input": self.input.to_json()})})}
-        )
+        schema = None if self.schema is None else self.schema.to_json()
+        told = {**vars(self), "samples": dict(self.samples), "input": self.input.to_json(), "schema": schema}
+        return RecordDict({"introduction": ConfigRecord({"json": json.dumps(told)})})
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Introduction:
@@ -143,7 +145,10 @@ class Introduction:
         try:
             values: dict[str, Any] = json.loads(str(content["introduction"]["json"]))
             name, samples = values["name"], {part: values["samples"][part] for part in _SPLITS}
-            found = cls(name, samples, tuple(values["classes"]), InputSpec.from_json(values["input"]))
+            schema = None if values.get("schema") is None else Schema.from_json(values["schema"])
+            found = cls(name, samples, tuple(values["classes"]), InputSpec.from_json(values["input"]), schema)
+        except UserError as error:
+            raise UserError(f"its introduction is not valid ({error})") from None
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise UserError(f"its introduction is not valid ({_named(error)})") from None
         if not found._is_valid():
@@ -160,6 +165,7 @@ class Introduction:
             and 0 < len(set(self.classes)) == len(self.classes) <= MOST_CLASSES
             and all(0 <= count <= MOST_SAMPLES for count in self.samples.values())
             and self.samples["train"] > 0
+            and (self.schema is None or self.schema.input == self.input)
         )
 
 

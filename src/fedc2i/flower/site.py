@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,6 +22,8 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
 from fedc2i.core.params import Params, row, stack
 from fedc2i.data.federation import Client, InputSpec, Split
+from fedc2i.data.schema import Schema, check_fit
+from fedc2i.data.table import ENCODING, Rows
 from fedc2i.engine.checkpoint_file import to_bytes
 from fedc2i.engine.client import ClientData, LocalClient, RunContext, repeatable
 from fedc2i.engine.clip_noise import secret_in
@@ -41,6 +43,7 @@ class Assignment:
 
     context: RunContext
     settings: EngineSettings
+    schema: Schema | None = None  # on which sites with tables have agreed
 
 
 @dataclass(frozen=True)
@@ -52,22 +55,49 @@ class Home:
         classes: names of its labels.
         state: folder for its models; None keeps them in the node's state.
         device: None for a GPU if there is one.
+        rows: of a table, which are encoded anew by the schema of a run.
+        encoding: how they were.
     """
 
     client: Client
     classes: tuple[str, ...]
     state: Path | None = None
     device: torch.device | None = None
+    rows: Rows | None = None
+    encoding: str = ""
+
+    @property
+    def schema(self) -> Schema | None:
+        """Of the site's own table, if its data is one."""
+        return None if self.rows is None else self.rows.describe()[self.client.name]
 
     def introduction(self) -> Introduction:
         """What the coordinator learns about the site."""
         parts = {"train": self.client.train, "validation": self.client.validation, "test": self.client.test}
         sample = InputSpec.of(self.client.train.x)
-        return Introduction(self.client.name, {name: len(own) for name, own in parts.items()}, self.classes, sample)
+        sizes = {name: len(own) for name, own in parts.items()}
+        return Introduction(self.client.name, sizes, self.classes, sample, self.schema)
+
+    def encoded(self, agreed: Schema | None) -> Home:
+        """With inputs as all sites of a run have them, if their data are tables.
+
+        Raises:
+            UserError: if the site's table does not fit.
+        """
+        own = self.schema
+        if own is None or self.rows is None or agreed is None:
+            if own is not agreed:
+                raise UserError(f"this site has {'no table' if own is None else 'a table'}, and the run is over others")
+            return self
+        check_fit(self.client.name, own, agreed)
+        found = self.rows.encode(agreed)
+        return replace(self, client=found.clients[0], encoding=found.attachments[ENCODING])
 
     def memory(self, context: Context, run: str) -> Memory:
         """Where the site keeps its models of a run."""
-        return ContextMemory(context.state, run) if self.state is None else FolderMemory(self.state, run)
+        if self.state is None:
+            return ContextMemory(context.state, run)
+        return FolderMemory(self.state, run, {ENCODING: self.encoding} if self.encoding else {})
 
     def secret(self) -> bytes:
         """A real site's key for the noise on its uploads, which the coordinator does not know."""
@@ -105,7 +135,7 @@ def make_app(
         def answer() -> RecordDict:
             task, received = Task.from_record(message.content)
             assignment, classes = find_assignment(task)
-            home = find_home(context)
+            home = find_home(context).encoded(assignment.schema)
             validate(assignment.context.model, home.client.train.x[:2], len(classes))
             own, memory = home.data(classes), home.memory(context, task.run)
             secret = home.secret() if assignment.settings.noise else b""
@@ -167,11 +197,11 @@ def perform(
 class FolderMemory:
     """A site's models of one run in files, which outlast a restart of the site's machine."""
 
-    def __init__(self, folder: Path, run: str) -> None:
-        """Files go to a subfolder with the run's name."""
+    def __init__(self, folder: Path, run: str, attachments: Mapping[str, str] | None = None) -> None:
+        """Files go to a subfolder with the run's name; ``attachments``, by name, are stored with the last models."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
             raise UserError(f"'{run[:100]}' cannot name a run; allowed are letters, digits, '.', '_' and '-'")
-        self._folder = folder / run
+        self._folder, self._attachments = folder / run, attachments or {}
 
     def load(self, before: int) -> Params | None:
         """The latest readable model from before the round; damaged files are skipped."""
@@ -192,6 +222,8 @@ class FolderMemory:
         """Writes the models that the run ended with, for the site's own use."""
         for point, params in models.items():
             write_atomically(self._folder / f"{point}.safetensors", to_bytes(params))
+        for name, text in self._attachments.items():
+            write_atomically(self._folder / name, text.encode())
 
     def _rounds(self) -> list[int]:
         found = [path.stem.removeprefix("round") for path in self._folder.glob("round[0-9]*.safetensors")]

@@ -206,10 +206,9 @@ def _refuse_unknown(values: Mapping[str, Any], kinds: Sequence[type[Method]]) ->
 
 def load_data(config: RunSettings) -> Federation:
     """The data that settings name."""
-    wanted = [name for name in names(RunSettings, scope="data") if name not in ("data", "data_dir", "data_seed")]
-    read = {name: getattr(config, name) for name in wanted}
+    read = {name: getattr(config, name) for name in names(RunSettings, scope="data")}
     place = None if config.data_dir is None else Path(config.data_dir)
-    return sources.load(config.data, data_dir=place, seed=config.data_seed, **read)
+    return sources.load(read.pop("data"), seed=read.pop("data_seed"), **{**read, "data_dir": place})
 
 
 def key_of(method: Method) -> str:
