@@ -40,6 +40,9 @@ class Shell(ChildProcess):
     def rejection(self) -> str | None:
         return None
 
+    def complaints(self) -> list[str]:
+        return []
+
 
 # The end of a tree of processes
 

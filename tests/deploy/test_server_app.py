@@ -326,7 +326,7 @@ def test_a_damaged_record_of_the_run_is_a_line(tmp_path: Path, federation: Feder
     grid, path = grid_of(federation), tmp_path / "run.json"
     crash(grid, job(tmp_path), 1)
     values = json.loads(path.read_text())
-    parts = ("sizes", "names", "classes", "image")
+    parts = ("sizes", "names", "classes", "input")
     lacking = [{name: own for name, own in values.items() if name != part} for part in (*parts, "run")]
     damaged = [json.dumps(own) for own in (*lacking, *({**values, part: []} for part in parts))]
     (tmp_path / "job.json").unlink()
@@ -452,7 +452,7 @@ def test_sites_with_different_classes_share_those_they_have(tmp_path: Path, fede
     ("odd", "line"),
     [
         ("classes", "bc has the classes b, c, and the run has no c; it has a, b, and --classes can name more"),
-        ("images", "bc has images of 12x12, the run of 16x16; its site.toml can set image_size"),
+        ("images", "bc has images 12x12, the run images 16x16; its site.toml can set image_size"),
     ],
 )
 def test_a_site_that_does_not_fit_is_rejected_by_name(

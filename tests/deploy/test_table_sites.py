@@ -24,6 +24,7 @@ from fedc2i.deploy import client_app
 from fedc2i.deploy.job import Job
 from fedc2i.deploy.server_app import run_job
 from fedc2i.deploy.site_folder import make_site, read_site
+from fedc2i.deploy.supernode import SuperNode
 from fedc2i.engine.records import POINTS
 from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.message_format import Introduction
@@ -98,6 +99,26 @@ def test_sites_agree_on_a_schema_and_give_the_simulators_numbers(tmp_path: Path,
     assert not (tmp_path / "run" / "encoding.json").exists()
 
 
+class CrashError(Exception):
+    """Not ours to catch."""
+
+
+def test_an_interrupted_run_has_the_same_schema(tmp_path: Path, file: Path) -> None:
+    grid = grid_of(tmp_path, file)
+
+    def crash(to: int, message: Any) -> None:
+        if sum(kind == "train" for _, kind in grid.log) == 4:
+            raise CrashError
+
+    grid.before = crash
+    with pytest.raises(CrashError):
+        go(grid, tmp_path / "run")
+    grid.before = lambda to, message: None
+    got = go(grid, tmp_path / "run")
+    want = go(grid_of(tmp_path / "again", file), tmp_path / "other")
+    np.testing.assert_array_equal(got.accuracy("trained", "loss"), want.accuracy("trained", "loss"))
+
+
 def test_an_introduction_holds_the_schema_and_nothing_else_of_the_table(tmp_path: Path, file: Path) -> None:
     one = site_at(tmp_path, "south", file, clients="site", client="south")
     told = client_app.home_of(one.context).introduction()
@@ -123,7 +144,7 @@ def test_an_introduction_holds_the_schema_and_nothing_else_of_the_table(tmp_path
     ],
 )
 def test_a_site_that_does_not_fit_is_refused_with_the_difference(
-    tmp_path: Path, file: Path, change: Any, line: str
+    tmp_path: Path, file: Path, change: Any, line: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     grid, said = grid_of(tmp_path, file), []
     own = patients().query("site == 'west'").drop(columns="site")
@@ -132,6 +153,10 @@ def test_a_site_that_does_not_fit_is_refused_with_the_difference(
     got = go(grid, tmp_path / "run", said, classes=("no", "yes"))
     assert any(line in own for own in said)
     assert not any("\n" in own for own in said)
+    log = tmp_path / "other" / "west" / "logs" / "west.log"
+    log.write_text("Flower said something\n" + capfd.readouterr().out)
+    (told,) = SuperNode(read_site(tmp_path / "other" / "west", ready=False)).complaints()
+    assert told.startswith(f"the coordinator rejects this site: {line}")
     assert np.isfinite(got.accuracy("trained", "accuracy")).sum() == 2
 
 

@@ -93,7 +93,7 @@ def test_a_node_may_be_one_client_of_the_runs_data(arrays: str) -> None:
         found = home_of(context({"data": arrays, "data-dir": ""}, **{"partition-id": number, "num-partitions": 3}))
         told = found.introduction()
         assert (told.name, told.samples["train"], told.samples["validation"]) == (name, size, 4)
-        assert (told.image, len(told.classes)) == ((3, 16, 16), 4)
+        assert (told.input.shape, len(told.classes)) == ((3, 16, 16), 4)
         assert isinstance(found.memory(context(), "run"), ContextMemory)
     for number in (3, 99, -1):
         with pytest.raises(UserError, match=rf"has 3 clients, and no partition {number}$"):

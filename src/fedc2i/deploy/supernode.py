@@ -13,6 +13,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.deploy.child_process import ChildProcess, free_port
 from fedc2i.deploy.site_folder import SiteFolder
 from fedc2i.flower import compat
+from fedc2i.flower.site import COMPLAINT
 
 _PRELOAD = "torch,fedc2i.deploy.client_app"  # what a site's program imports, once for all messages
 _SHORTEST, _LONGEST = 1.0, 30.0  # seconds between an end and the next start
@@ -29,6 +30,7 @@ class SuperNode(ChildProcess):
         if "'" in str(site.folder) or "\n" in str(site.folder):
             raise UserError(f"{str(site.folder)!r}: a site's folder must not have quotes or line breaks in its path")
         self.site = site
+        self._heard = 0  # how much of the log was searched for complaints
 
     def start(self) -> None:
         """Starts it, without waiting: it keeps trying until the SuperLink is there."""
@@ -44,6 +46,15 @@ class SuperNode(ChildProcess):
     def rejection(self) -> str | None:
         """Why the SuperLink rejected it, if it ended for that."""
         return compat.rejection(self.output())
+
+    def complaints(self) -> list[str]:
+        """Why the site could not take part or do a task, since the last call."""
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(self._heard, self._log_start))
+            lines = log.read().decode("utf-8", errors="replace").splitlines()
+            self._heard = log.tell()
+            return [found for line in lines if (found := line.partition(COMPLAINT)[2])]
+        return []
 
 
 def report(line: str) -> None:
@@ -68,6 +79,8 @@ def keep_running(node: SuperNode, stop: threading.Event | None = None, say: Call
                 while node.is_alive() and not stop.wait(_POLL):
                     if known is None and (known := node.node_id()) is not None:
                         say(f"{node.name}: online as node {known}")
+                    for line in node.complaints():
+                        say(f"{node.name}: {line}")
                 if stop.is_set():
                     break
                 if time.monotonic() - began > _STEADY:

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, one_line
 from fedc2i.flower import compat
-from fedc2i.flower.message_format import Introduction
+from fedc2i.flower.message_format import MOST_REASON, Introduction
 
 GREETING, WORK = "query", "train"  # Flower's kinds of messages
 _LOOK = 1.0  # seconds between looks for new nodes
@@ -89,13 +89,15 @@ class SiteConnections:
     def dismiss(self, site: str, error: UserError) -> None:
         """Rejects a site that has introduced itself."""
         self.sites.pop(site, None)
-        self._reject(self._nodes.pop(site), error)
+        self._reject(self._nodes.pop(site), error, tell=True)
 
-    def _reject(self, node: int, error: UserError) -> None:
-        """Logs the reason once, since the node is greeted again."""
+    def _reject(self, node: int, error: UserError, tell: bool = False) -> None:
+        """Logs the reason once, since the node is greeted again; ``tell`` sends it to the site as well."""
         if (node, str(error)) not in self._rejected:
             self._rejected.add((node, str(error)))
             self._say(f"a site is rejected: {error}")
+            if tell:
+                self._greet(node, str(error))
 
     def forget(self) -> None:
         """Drops all open requests, because another run starts."""
@@ -136,11 +138,16 @@ class SiteConnections:
         for node in self._online:
             if node not in known and node not in busy and self._greeted.get(node, 0.0) <= now:
                 self._greeted[node] = now + _AGAIN
-                content = RecordDict({"greeting": ConfigRecord({})})
-                self._send(GREETING, node, content, _Request(node, None, 0, 0))
+                self._greet(node)
+
+    def _greet(self, node: int, rejected: str = "") -> None:
+        """Asks a node who it is, and says why it was rejected, if it was."""
+        content = RecordDict({"greeting": ConfigRecord({"rejected": one_line(rejected, MOST_REASON)})})
+        self._send(GREETING, node, content, _Request(node, None, 0, 0))
 
     def _meet(self, node: int, content: RecordDict | None, problem: str) -> None:
         """Accepts or rejects a node that introduces itself."""
+        known = False
         try:
             if content is None:
                 raise UserError(problem)
@@ -150,9 +157,10 @@ class SiteConnections:
             before = self._nodes.get(site.name)
             if self._keys is not None and before in self._online and before != node:
                 raise UserError(f"it calls itself '{site.name}', which is online already")
+            known = True
             self.check(site)
         except UserError as error:
-            self._reject(node, error)
+            self._reject(node, error, tell=known)
             return
         returned = site.name in self._nodes
         self.sites[site.name] = site

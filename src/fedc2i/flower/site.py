@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import write_atomically
 from fedc2i.core.params import Params, row, stack
 from fedc2i.data.federation import Client, InputSpec, Split
@@ -31,10 +31,11 @@ from fedc2i.engine.exchange import process
 from fedc2i.engine.records import Point
 from fedc2i.engine.settings import EngineSettings
 from fedc2i.flower import wire
-from fedc2i.flower.message_format import Answer, Introduction, Task, failure
+from fedc2i.flower.message_format import MOST_REASON, Answer, Introduction, Task, failure
 from fedc2i.models.validation import validate
 
 KEPT = 3
+COMPLAINT = "fedc2i site: "  # starts a line that the people at the site should see
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,12 @@ def make_app(
 
     @app.query()
     def introduce(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: find_home(context).introduction().to_record())
+        def answer() -> RecordDict:
+            if reason := str(message.content["greeting"].get("rejected", "")):
+                _complain(f"the coordinator rejects this site: {reason}")
+            return find_home(context).introduction().to_record()
+
+        return _reply(message, answer)
 
     @app.train()
     def work(message: Message, context: Context) -> Message:
@@ -150,11 +156,17 @@ def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
     try:
         content = answer()
     except UserError as error:
+        _complain(str(error))
         content = failure(str(error))
     except Exception as error:  # one line for the coordinator, the traceback for the site's log
         traceback.print_exc()
         content = failure(f"{type(error).__name__}: {error}")
     return Message(content, reply_to=message)
+
+
+def _complain(reason: str) -> None:
+    """One line in the site's log, which `fedc2i site start` shows."""
+    print(f"{COMPLAINT}{one_line(reason, MOST_REASON)}", flush=True)
 
 
 def perform(
