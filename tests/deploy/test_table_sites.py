@@ -28,6 +28,7 @@ from fedc2i.deploy.supernode import SuperNode
 from fedc2i.engine.records import POINTS
 from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.message_format import Introduction
+from fedc2i.runs.predict import predict
 
 QUICK = {"rounds": 2, "epochs": 1, "batch_size": 8}
 SITES = ("north", "south", "west")
@@ -83,7 +84,9 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sites_agree_on_a_schema_and_give_the_simulators_numbers(tmp_path: Path, file: Path) -> None:
     got = go(grid_of(tmp_path, file), tmp_path / "run")
-    want = fedc2i.run("fedc2i", f"table:{file}", **TABLE, **QUICK, executor="looped", device="cpu")
+    want = fedc2i.run(
+        "fedc2i", f"table:{file}", **TABLE, **QUICK, executor="looped", device="cpu", out=tmp_path / "simulated"
+    )
     assert got.federation.input == want.federation.input
     for point in POINTS:
         for metric in ("accuracy", "loss", "auroc"):
@@ -97,6 +100,9 @@ def test_sites_agree_on_a_schema_and_give_the_simulators_numbers(tmp_path: Path,
     own = json.loads(stored.read_text())["clients"]["west"]
     assert own == json.loads(want.federation.attachments["encoding.json"])["clients"]["west"]
     assert not (tmp_path / "run" / "encoding.json").exists()
+    for point in POINTS:
+        there = predict(stored.parent, "west", file, point=point)
+        pandas.testing.assert_frame_equal(there, predict(tmp_path / "simulated", "west", file, point=point))
 
 
 class CrashError(Exception):

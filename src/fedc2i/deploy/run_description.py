@@ -87,7 +87,7 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
     context = RunContext(kind(**config.options), model, config, config.rounds, config.seeds[0], attackers)
     if fingerprint(context.first_model("", config.init)) != expected:
         raise UserError(f"its model '{config.model}' has another architecture than the coordinator's")
-    return Assignment(context, config, schema), classes
+    return Assignment(context, config, schema, config.to_toml()), classes
 
 
 def fingerprint(params: Params) -> str:

@@ -6,6 +6,7 @@ checkpoints, and the site must then start from the model that it had before that
 
 from __future__ import annotations
 
+import json
 import re
 import traceback
 from collections.abc import Callable, Mapping
@@ -45,6 +46,7 @@ class Assignment:
     context: RunContext
     settings: EngineSettings
     schema: Schema | None = None  # on which sites with tables have agreed
+    config: str = ""  # the run's settings as TOML, for the site's own folder
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,18 @@ class Home:
         found = self.rows.encode(agreed)
         return replace(self, client=found.clients[0], encoding=found.attachments[ENCODING])
 
-    def memory(self, context: Context, run: str) -> Memory:
+    def memory(self, context: Context, run: str, predictor: Predictor | None = None) -> Memory:
         """Where the site keeps its models of a run."""
-        if self.state is None:
-            return ContextMemory(context.state, run)
-        return FolderMemory(self.state, run, {ENCODING: self.encoding} if self.encoding else {})
+        return ContextMemory(context.state, run) if self.state is None else FolderMemory(self.state, run, predictor)
+
+    def predictor(self, assignment: Assignment, classes: tuple[str, ...]) -> Predictor | None:
+        """What is stored beside the last models, if the data is a table."""
+        if not self.encoding:
+            return None
+        seed = assignment.context.seed
+        summary = json.dumps({"classes": classes, "seeds": [seed]})
+        texts = {ENCODING: self.encoding, "config.toml": assignment.config, "summary.json": summary}
+        return Predictor(self.client.name, seed, texts)
 
     def secret(self) -> bytes:
         """A real site's key for the noise on its uploads, which the coordinator does not know."""
@@ -143,7 +152,8 @@ def make_app(
             assignment, classes = find_assignment(task)
             home = find_home(context).encoded(assignment.schema)
             validate(assignment.context.model, home.client.train.x[:2], len(classes))
-            own, memory = home.data(classes), home.memory(context, task.run)
+            own = home.data(classes)
+            memory = home.memory(context, task.run, home.predictor(assignment, classes))
             secret = home.secret() if assignment.settings.noise else b""
             return perform(task, received, assignment, own, memory, secret).to_record(task.half)
 
@@ -206,14 +216,23 @@ def perform(
     return Answer(upload, {} if settings.noise else report, metrics)
 
 
+@dataclass(frozen=True)
+class Predictor:
+    """What makes a folder of a site's models one that `fedc2i predict` reads."""
+
+    client: str
+    seed: int
+    texts: Mapping[str, str]  # by file name
+
+
 class FolderMemory:
     """A site's models of one run in files, which outlast a restart of the site's machine."""
 
-    def __init__(self, folder: Path, run: str, attachments: Mapping[str, str] | None = None) -> None:
-        """Files go to a subfolder with the run's name; ``attachments``, by name, are stored with the last models."""
+    def __init__(self, folder: Path, run: str, predictor: Predictor | None = None) -> None:
+        """Files go to a subfolder with the run's name; ``predictor`` is stored with the last models."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
             raise UserError(f"'{run[:100]}' cannot name a run; allowed are letters, digits, '.', '_' and '-'")
-        self._folder, self._attachments = folder / run, attachments or {}
+        self._folder, self._predictor = folder / run, predictor
 
     def load(self, before: int) -> Params | None:
         """The latest readable model from before the round; damaged files are skipped."""
@@ -234,8 +253,12 @@ class FolderMemory:
         """Writes the models that the run ended with, for the site's own use."""
         for point, params in models.items():
             write_atomically(self._folder / f"{point}.safetensors", to_bytes(params))
-        for name, text in self._attachments.items():
-            write_atomically(self._folder / name, text.encode())
+        if (own := self._predictor) is not None:
+            for point, params in models.items():
+                named = {f"{own.client}/{name}": tensor for name, tensor in params.items()}
+                write_atomically(self._folder / "models" / f"seed{own.seed}-{point}.safetensors", to_bytes(named))
+            for name, text in own.texts.items():
+                write_atomically(self._folder / name, text.encode())
 
     def _rounds(self) -> list[int]:
         found = [path.stem.removeprefix("round") for path in self._folder.glob("round[0-9]*.safetensors")]
