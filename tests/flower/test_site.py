@@ -25,7 +25,8 @@ from fedc2i.deploy.run_description import describe, understand
 from fedc2i.deploy.site_folder import make_site
 from fedc2i.flower import wire
 from fedc2i.flower.message_format import Answer, Introduction, Task
-from fedc2i.flower.site import KEPT, ContextMemory, FolderMemory, Home, Memory, make_app
+from fedc2i.flower.site import Home, make_app
+from fedc2i.flower.site_models import KEPT, ContextMemory, FolderMemory, Memory
 from fedc2i.runs.plan import Plan, prepare
 from support.helpers import write_arrays
 

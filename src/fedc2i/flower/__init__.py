@@ -2,7 +2,8 @@
 
 wire.py                tensors as Flower records
 message_format.py      the messages between coordinator and site
-site.py                a site: its Flower App, its work in a round, the models it keeps
+site.py                a site: its Flower App, its work in a round
+site_models.py         the models that a site keeps
 connections.py         which node is which site, and open requests
 enrolment.py           which sites take part
 answer_collector.py    asks the sites and waits for answers
