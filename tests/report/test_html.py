@@ -341,7 +341,7 @@ def test_the_same_method_on_other_terms_is_told_apart_in_the_terminal_too(
         "Rejected uploads of FedAvg [bad]: b 2.",
     )
     assert tuple(lines[1:4]) == wanted
-    assert "Ahead of FedAvg [" in answer.out
+    assert "head of FedAvg [" in answer.out
     assert not re.search(r"FedAvg(?! \[)", answer.out)
     top = Reader(page[page.index("<h1>") : page.index('class="tiles"')]).text
     assert all(words in top for words in wanted)

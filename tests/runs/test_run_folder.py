@@ -58,7 +58,15 @@ def test_files(finished: tuple[Path, Result]) -> None:
     found = {name for name, content in files_below(finished[0]).items() if content is not None}
     pictures = {"accuracy.png", "influence.png", "influence_classes.png"}  # no images of one's own data
     models = {f"models/seed{seed}-{point}.safetensors" for seed in SEEDS for point in POINTS}
-    assert found == {"config.toml", "metrics.jsonl", "influence.npz", "summary.json", *pictures, *models}
+    assert found == {
+        "config.toml",
+        "metrics.jsonl",
+        "influence.npz",
+        "predictions.npz",
+        "summary.json",
+        *pictures,
+        *models,
+    }
     assert all(is_drawn(finished[0] / name) for name in pictures)
 
 
@@ -103,7 +111,7 @@ def test_summary_agrees_with_the_metrics(summary: dict[str, Any], metrics: list[
                 if (line["round"], line["point"], line["metric"]) == (ROUNDS, point, metric)
             }
             groups = {**{client: (client,) for client in "abc"}, "Avg": tuple("abc"), "First two": ("a", "b")}
-            assert set(summary["points"][point][metric]) == set(groups)
+            assert set(summary["points"][point][metric]) == {*groups, "Worst"}
             for title, members in groups.items():
                 by_seed = [np.mean([last[seed, client] for client in members]) for seed in SEEDS]
                 score = summary["points"][point][metric][title]
@@ -210,7 +218,7 @@ def test_compare_puts_runs_beside_the_comparison(federation: Federation, tmp_pat
     for result in results:
         assert json.loads((out / slug(result.key) / "summary.json").read_text()) == content[result.key]
     scores = [score for point in POINTS for score in content["local"]["points"][point]["accuracy"].values()]
-    assert [score["sd"] for score in scores] == [None] * 2 * (CLIENTS + 1)  # of one seed
+    assert [score["sd"] for score in scores] == [None] * 2 * (CLIENTS + 2)  # of one seed; Avg and Worst
     assert not (out / "local" / "influence.npz").exists()  # Local measures none
 
 

@@ -30,11 +30,6 @@ def bootstrap_interval(differences: Array) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def indistinguishable(best: Array, other: Array) -> bool:
-    """Whether the interval of best − other, paired over seeds, reaches zero; always so with a single seed."""
-    return len(best) < 2 or bootstrap_interval(np.round(best - other, DIGITS))[0] <= 0
-
-
 def pooled_deviations(ours: float, ours_sd: float | None, theirs: float, theirs_sd: float | None) -> float | None:
     """The difference in units of the pooled standard deviation; None where there is none."""
     if ours_sd is None or theirs_sd is None or ours_sd == theirs_sd == 0:

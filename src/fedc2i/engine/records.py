@@ -64,6 +64,31 @@ class Outcome:
     last: Round
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Predictions:
+    """What the last models predict for every test sample, the clients one after the other.
+
+    Attributes:
+        labels: ``(N,)`` the true classes.
+        samples: how many of them each client has.
+        logs: by seed and point the log-probabilities ``(N, C)``, float16.
+    """
+
+    labels: np.ndarray[Any, Any]
+    samples: tuple[int, ...]
+    logs: Mapping[tuple[int, Point], np.ndarray[Any, Any]]
+
+    @property
+    def classes(self) -> int:
+        """How many there are."""
+        return int(next(iter(self.logs.values())).shape[1])
+
+    def rows(self, client: int) -> slice:
+        """Where a client's samples are."""
+        start = sum(self.samples[:client])
+        return slice(start, start + self.samples[client])
+
+
 class Diagnostics(NamedTuple):
     """What some clients measured, stacked by name ``(K, ...)``, and whose models they had received."""
 

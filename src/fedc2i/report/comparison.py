@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedc2i.analysis.significance import indistinguishable, pooled_deviations
+from fedc2i.analysis.significance import DIGITS, bootstrap_interval, pooled_deviations
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json, write_atomically
 from fedc2i.engine.records import MOST_NAMED, POINTS, Point
@@ -23,11 +23,12 @@ from fedc2i.runs.results import WORST, Result, Score, summary
 from fedc2i.training.metrics import UNDEFINED
 
 BEST = "the best of its column at that point"
-TIES_NOTE = "~: the difference of {average} from the best may be chance (95 % bootstrap interval over paired seeds)."
+TIES_NOTE = "~: the difference of {average} from the best may be chance (95 % interval, {source})."
+SEEDS, SAMPLES = "paired bootstrap over seeds", "paired bootstrap over seeds and test samples"
 WORST_NOTE = "Worst: the worst client of a seed, averaged over seeds."
 MAJORITY = "Majority class"
 MAJORITY_NOTE = "Majority class: always guessing the most frequent class of a client's test data."
-FEW_NOTE = "With {seeds} seeds this test is weak: treat small differences with care."
+FEW_NOTE = "With {seeds} this test is weak: treat small differences with care."
 FEW = 4  # seeds up to which the test is called weak
 MOST_DRAWS = 6  # different sets of attackers in a note
 DIFFERENCE_NOTE = (
@@ -92,7 +93,7 @@ def comparison_table(results: Sequence[Result], against_paper: bool = False, *, 
         WORST_NOTE,
         *([MAJORITY_NOTE] if guesses else []),
         *undefined_notes(results),
-        *(tie_notes(average, first) if tied else []),
+        *(tie_notes(average, results) if tied else []),
         *([DIFFERENCE_NOTE] if against_paper else []),
         *other_protocol(first),
         *(MISPRINTS.get(first.federation.name, []) if against_paper else []),
@@ -128,15 +129,44 @@ def write_comparison(results: Sequence[Result], folder: Path) -> None:
 def ties(results: Sequence[Result]) -> set[tuple[str, Point]]:
     """Rows whose last average is not the best of its point, but may differ from it by chance."""
     found: set[tuple[str, Point]] = set()
-    if len(results[0].config.seeds) < 2:
-        return found
-    sign = metric_words(results[0].config.metric).sign
-    for point in POINTS:
-        averages = {result.key: list(result.averages(point, result.config.metric).values()) for result in results}
-        values = {key: sign * own[-1] for key, own in averages.items()}
-        best = max(values, key=lambda key: values[key].mean())
-        found |= {(key, point) for key in values if key != best and indistinguishable(values[best], values[key])}
+    for point in POINTS if len(results) > 1 else ():
+        best, intervals = distances(results, point)
+        near = [k for k, ends in enumerate(intervals) if k != best and ends is not None and ends[0] <= 0]
+        found |= {(results[k].key, point) for k in near}
     return found
+
+
+def distances(results: Sequence[Result], point: Point) -> tuple[int, list[tuple[float, float] | None]]:
+    """The best result by its last average, and for each the interval of how far the best is ahead; None if not known.
+
+    Over seeds and test samples where all results have predictions, else over seeds alone; all have the same seeds.
+    """
+    metric, seeds = results[0].config.metric, results[0].config.seeds
+    sign = metric_words(metric).sign
+    values = [sign * list(result.averages(point, metric).values())[-1] for result in results]
+    best = int(np.argmax([mean if np.isfinite(mean := own.mean()) else -np.inf for own in values]))
+    predictions = tuple(result.predictions for result in results if result.predictions is not None)
+    if has_samples(results):
+        from fedc2i.analysis.paired_bootstrap import interval, resampled_averages  # for comparisons only
+
+        names = results[0].federation.names
+        members = list({"Avg": names, **results[0].federation.averages}.values())[-1]
+        where = tuple(names.index(own) for own in members)
+        drawn = sign * resampled_averages(predictions, point, metric, seeds, where)
+        return best, [interval(drawn[best] - own) for own in drawn]
+    if len(seeds) < 2:
+        return best, [None] * len(results)
+    differences = [np.round(values[best] - own, DIGITS) for own in values]
+    return best, [bootstrap_interval(own) if np.isfinite(own).all() else None for own in differences]
+
+
+def has_samples(results: Sequence[Result]) -> bool:
+    """Whether all results have predictions for the same test samples."""
+    own = [result.predictions for result in results]
+    first = own[0]
+    return first is not None and all(
+        one is not None and np.array_equal(one.labels, first.labels) and one.samples == first.samples for one in own
+    )
 
 
 def published_row(result: Result) -> dict[str, Score]:
@@ -185,10 +215,11 @@ def undefined_notes(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def tie_notes(average: str, result: Result) -> list[str]:
+def tie_notes(average: str, results: Sequence[Result]) -> list[str]:
     """What the mark of a tie means, and how far to trust it."""
-    seeds = len(result.config.seeds)
-    return [TIES_NOTE.format(average=average), *([FEW_NOTE.format(seeds=seeds)] if seeds <= FEW else [])]
+    seeds, source = len(results[0].config.seeds), SAMPLES if has_samples(results) else SEEDS
+    few = [FEW_NOTE.format(seeds=counted(seeds, "seed"))] if seeds <= FEW else []
+    return [TIES_NOTE.format(average=average, source=source), *few]
 
 
 def attack_notes(results: Sequence[Result]) -> list[str]:

@@ -163,7 +163,7 @@ def averages_table(title: str, found: Sequence[Sequence[Result]]) -> Table:
                 own[len(best) - 1] += " ~" if (result.key, point) in tied else ""
                 cells += own
             table.rows.append(_row(rows[0].label, rows[0], point, cells, marks))
-    tied_notes = tie_notes("a data set's last average", found[0][0])
+    tied_notes = tie_notes("a data set's last average", found[0])
     table.notes = [POINT_NOTE, *tied_notes, PUBLISHED_NOTE, DIFFERENCE_NOTE, *_notes(found)]
     return table
 

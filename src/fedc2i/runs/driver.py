@@ -6,21 +6,31 @@ such as the coordinator of real sites; each seed then has its own checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from fedc2i.core.files import write_atomically
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.checkpoint_file import Checkpoint
-from fedc2i.engine.records import Round
+from fedc2i.engine.client import repeatable
+from fedc2i.engine.records import POINTS, Outcome, Predictions, Round
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.state import OnState, ResumePoint, check_state, state_size
+from fedc2i.methods.base import Site
 from fedc2i.runs.folder import Checkpoints, RunFolder, ask, asked, read_reports, reports_folder, write_report
 from fedc2i.runs.plan import Observer, Plan, sayer
 from fedc2i.runs.results import Result
+from fedc2i.training.metrics import AT_ONCE
 
+MOST_PREDICTIONS = 2**25  # probabilities in a run folder, two bytes each
+LOWEST = -60_000.0  # of float16
 Draw = Callable[[Result, Path], None]  # adds figures to the folder of a finished run
 
 
@@ -53,9 +63,10 @@ def execute(
     draw: Draw = lambda result, folder: None,
 ) -> Result:
     """Runs every seed; with a folder, writes the run into it, and resumes the run that was interrupted there."""
+    result = compute(plan, observer) if folder is None else advance(plan, folder, observer)
+    result.predictions = test_predictions(plan, result.outcomes)
     if folder is None:
-        return compute(plan, observer)
-    result = advance(plan, folder, observer)
+        return result
     draw(result, folder)
     RunFolder(folder, plan.federation.names).finish(result)
     checkpoints_of(plan, folder).remove()
@@ -141,6 +152,38 @@ def compute(
         result.outcomes = simulate(*plan.parts, config.torch_device(), on_round, on_client, keep, start)
     result.rounds.sort(key=lambda report: config.seeds.index(report.seed))
     return result
+
+
+def test_predictions(plan: Plan, outcomes: Mapping[int, Outcome]) -> Predictions | None:
+    """What the last models predict for the test samples; None without models here, or for very many samples."""
+    clients, classes = plan.federation.clients, len(plan.federation.classes)
+    sizes = tuple(len(client.test) for client in clients)
+    if not outcomes or len(outcomes) * len(POINTS) * sum(sizes) * classes > MOST_PREDICTIONS:
+        return None
+    found = {}
+    with torch.no_grad(), repeatable(plan.config.threads):
+        for (seed, outcome), point in itertools.product(outcomes.items(), POINTS):
+            models = outcome.trained if point == "trained" else outcome.received
+            parts = []
+            for k, client in enumerate(clients):
+                params = {name: rows[k] for name, rows in models.items()}
+                device = next(iter(params.values())).device
+                counts = client.train.y.bincount(minlength=classes).to(device)
+                site = Site(plan.model, counts, torch.tensor(k, device=device), {}, rounds=plan.config.rounds)
+                pieces = [plan.method.predict(params, x.to(device), site) for x in torch.split(client.test.x, AT_ONCE)]
+                parts.append(torch.cat(pieces).log_softmax(1).cpu())
+            found[seed, point] = _halved(torch.cat(parts))
+    labels = torch.cat([client.test.y for client in clients]).numpy().astype(np.int32)
+    return Predictions(labels, sizes, found)
+
+
+def _halved(logs: Tensor) -> np.ndarray[Any, Any]:
+    """Log-probabilities ``(N, C)`` as float16, with the same most probable class where rounding makes two equal."""
+    best = logs.argmax(1).numpy()
+    halved = logs.nan_to_num(nan=LOWEST).clamp(min=LOWEST).numpy().astype(np.float16)
+    changed = np.flatnonzero(halved.argmax(1) != best)
+    halved[changed, best[changed]] = np.nextafter(halved[changed, best[changed]], np.float16(1))
+    return halved
 
 
 def execute_by_seed(

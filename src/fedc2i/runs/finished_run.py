@@ -20,11 +20,11 @@ from fedc2i.core.params import Params, Stacked
 from fedc2i.data import npz
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.data.remote import PIXEL, RemoteFederation, blank_clients
-from fedc2i.engine.records import LARGE, POINTS, Point, Round
+from fedc2i.engine.records import LARGE, POINTS, Point, Predictions, Round
 from fedc2i.methods import registry
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
-from fedc2i.runs.folder import SUMMARY
+from fedc2i.runs.folder import PREDICTIONS, SUMMARY
 from fedc2i.runs.plan import Plan, parse_method, prepare
 from fedc2i.runs.results import Result
 from fedc2i.runs.settings import RunSettings, make, read_toml
@@ -81,6 +81,8 @@ def read_run(folder: Path | str) -> Result:
         raise UserError(f"{path}: cannot be read ({flaw(error)})") from None
     for seed in config.seeds:
         result.rounds += read_rounds(folder, federation.names, seed, complete=False)
+    if (folder / PREDICTIONS).is_file():
+        result.predictions = _read_predictions(folder / PREDICTIONS, result)
     return result
 
 
@@ -241,6 +243,31 @@ def _read_influence(path: Path, seed: int) -> dict[str, np.ndarray[Any, Any]]:
         prefix = f"seed{seed}_"
         own = [name for name in archive.names if name.startswith(prefix)]
         return {name.removeprefix(prefix): array for name, array in archive.read(own).items()}
+
+
+def _read_predictions(path: Path, result: Result) -> Predictions:
+    """Every seed's at both points, checked.
+
+    Raises:
+        UserError: if they are damaged, or not of this run.
+    """
+    keys = {(seed, point): f"seed{seed}_{point}" for seed in result.config.seeds for point in POINTS}
+    classes = len(result.federation.classes)
+    try:
+        with npz.opened(path, ratio=None) as archive:
+            arrays = archive.read(["labels", "samples", *keys.values()])
+        labels, samples = arrays["labels"], tuple(int(size) for size in arrays["samples"])
+        sized = len(samples) == len(result.federation.names) and min(samples) > 0 and sum(samples) == len(labels)
+        if not sized or labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise ValueError("labels of other clients")
+        if labels.min() < 0 or labels.max() >= classes:
+            raise ValueError("labels out of range")
+        logs = {key: arrays[name] for key, name in keys.items()}
+        if not all(own.shape == (len(labels), classes) and np.isfinite(own).all() for own in logs.values()):
+            raise ValueError("probabilities of other samples or classes")
+        return Predictions(labels, samples, logs)
+    except (*_DAMAGED, UserError) as error:
+        raise UserError(f"{path}: cannot be read ({flaw(error)}); without this file, the run can be") from None
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:

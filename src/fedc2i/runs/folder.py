@@ -2,6 +2,7 @@
 
 config.toml        the settings, complete; ``fedc2i run --config`` repeats the run
 metrics.jsonl      one line per seed, round, client, point and metric, appended after every round
+predictions.npz    log-probabilities of every test sample by the last models at both points, and labels
 influence.npz      λ and Λ (and their losses) of every round and seed
 models/            every client's last model at both points, safetensors
 encoding.json, split.json   of a table: how each client's rows were encoded and split
@@ -46,6 +47,7 @@ from fedc2i.runs.results import Result, summary
 from fedc2i.runs.settings import RunSettings
 
 SUMMARY = "summary.json"
+PREDICTIONS = "predictions.npz"
 MOST_LETTERS = 100  # of a folder's name that is made from a data set's path
 MUCH = 10**9  # bytes of checkpoints for each round, that a user should know of
 _PLAIN = ("seed", "round", "seconds", "participants", "metrics", "refused", "bytes_up", "bytes_down", "why")
@@ -151,6 +153,11 @@ class RunFolder:
         if measured:
             content = _packed(clients=np.array(self._clients), **measured)
             write_atomically(self.path / "influence.npz", content, durable=True)
+        if result.predictions is not None:
+            own = result.predictions
+            logs: dict[str, Any] = {f"seed{seed}_{point}": array for (seed, point), array in own.logs.items()}
+            content = _packed(labels=own.labels, samples=np.array(own.samples), **logs)
+            write_atomically(self.path / PREDICTIONS, content, durable=True)
         metrics = self.path / "metrics.jsonl"
         with writing(metrics):
             if metrics.exists():

@@ -16,7 +16,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.version import __version__
 from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation
-from fedc2i.engine.records import LARGE, POINTS, Outcome, Point, Round
+from fedc2i.engine.records import LARGE, POINTS, Outcome, Point, Predictions, Round
 from fedc2i.methods.base import Method
 from fedc2i.runs.settings import RunSettings
 from fedc2i.training.metrics import HIGHER_IS_BETTER, digits
@@ -58,6 +58,7 @@ class Result:
         key: the same as typed on a command line.
         rounds: the reports, in order, seed after seed.
         outcomes: the last models, by seed.
+        predictions: theirs for every test sample; None over real sites.
         asked: over real sites with noise, by seed and round, how often different uploads were requested.
         written: the summary of a run that was read from a folder, whose metrics have six digits only.
         model_name: the model's own name, if the settings have another: that of a ``FILE.py:FUNCTION``.
@@ -70,6 +71,7 @@ class Result:
     key: str
     rounds: list[Round] = field(default_factory=list)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
+    predictions: Predictions | None = None
     asked: dict[int, Mapping[int, int]] = field(default_factory=dict)
     written: dict[str, Any] = field(default_factory=dict)
     model_name: str = ""

@@ -8,16 +8,25 @@ from pathlib import Path
 
 import numpy as np
 
-from fedc2i.analysis.significance import Paired, bootstrap_interval
+from fedc2i.analysis.significance import Paired
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import names
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report.comparison import FEW, comparison_table, reconstructions, seeds_label, test_title
+from fedc2i.report.comparison import (
+    FEW,
+    SAMPLES,
+    SEEDS,
+    comparison_table,
+    distances,
+    has_samples,
+    reconstructions,
+    seeds_label,
+    test_title,
+)
 from fedc2i.report.table import POINT_COLUMN, SHORT, Row, Table, counted, metric_words, size
 from fedc2i.runs.results import Array, Result
 from fedc2i.runs.settings import RunSettings
 
-SEEDS = "paired bootstrap over seeds"
 MOST_NAMED = 6  # seeds listed in a line
 MOST_COLUMNS = 12  # clients with their own column
 
@@ -117,15 +126,17 @@ def differences(results: Sequence[Result], point: Point) -> tuple[int, list[Diff
     """The best run at a point by its average, and how far it is above every other; empty without a common seed."""
     seeds = common_seeds(results)
     sign = metric_words(results[0].config.metric).sign
-    values = [sign * last_average(restricted(one, seeds), point)[1] for one in results]
-    means = [float(np.mean(own)) for own in values]
-    best = int(np.argmax([mean if np.isfinite(mean) else -np.inf for mean in means]))
-    found = []
-    for k, own in enumerate(values if seeds else ()):
-        if k != best:
-            known = len(seeds) > 1 and np.isfinite(own).all()
-            interval = bootstrap_interval(values[best] - own) if known else None
-            found.append(Difference(k, Paired.of(values[best], own), interval, SEEDS if known else ""))
+    common = [restricted(one, seeds) for one in results]
+    values = [sign * last_average(one, point)[1] for one in common]
+    if not seeds:
+        return int(np.argmax([np.nan_to_num(own.mean(), nan=-np.inf) for own in values])), []
+    best, intervals = distances(common, point)
+    source = SAMPLES if has_samples(common) else SEEDS
+    found = [
+        Difference(k, Paired.of(values[best], own), ends, source if ends else "")
+        for k, (own, ends) in enumerate(zip(values, intervals, strict=True))
+        if k != best
+    ]
     return best, found
 
 
@@ -183,10 +194,11 @@ def difference_table(results: Sequence[Result]) -> Table:
             ends = "" if one.interval is None else f"{one.interval[0]:+z.2f} to {one.interval[1]:+z.2f}"
             table.rows.append(Row((results[one.other].label, SHORT[point], mean.lstrip("+"), ends, error, counts)))
         table.rows[-1] = replace(table.rows[-1], ends_section=True)
+    source = next((one.source for one in differences(results, "trained")[1] if one.source), "")
     table.notes = [
-        f"In points of {title}, paired over {named(seeds)}; bootstrap interval of the mean. The best run is chosen by "
-        "the same scores, so an interval close to zero is slightly too optimistic."
-        if len(seeds) > 1
+        f"Of {title}, {named(seeds)}; intervals: {source}. The best run is chosen by the same scores, so an interval "
+        "close to zero is slightly too optimistic."
+        if source
         else "One seed in common: how much these differences vary is not known."
     ]
     return table

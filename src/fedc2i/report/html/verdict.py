@@ -10,9 +10,8 @@ import numpy as np
 
 from fedc2i.analysis.weights import DomainShare, finite_mean, of_last_round
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report.comparison import FEW, undefined_notes
+from fedc2i.report.comparison import FEW, SEEDS, undefined_notes
 from fedc2i.report.html.side_by_side import (
-    SEEDS,
     common_seeds,
     differences,
     last_average,
