@@ -246,6 +246,9 @@ def read_introduction(path: Path) -> object:
     return message_format.Introduction.from_record(RecordDict({"introduction": ConfigRecord({"json": text})}))
 
 
+COLUMN = {"name": "age", "kind": "number", "categories": [], "missing": False}
+
+
 def setup_with(**changes: Any) -> Change:
     return lambda path: (path / "setup.json").write_text(
         json.dumps({**json.loads(run_description.describe(plan(), 0)), **changes})
@@ -537,8 +540,11 @@ BAD_INPUTS: dict[str, dict[str, tuple[Change, *tuple[str, ...]]]] = {
     "introduction": {"nested deep": (holds("json", deep()), "introduction")},
     "setup": {
         "nested deep": (holds("setup.json", deep()), "description"),
-        "images of 10**9": (setup_with(image=[3, 10**9, 10**9]), "image"),
-        "infinite images": (setup_with(image=[3, float("inf"), 8]), "description"),
+        "images of 10**9": (setup_with(input={"shape": [3, 10**9, 10**9], "dtype": "uint8"}), "description"),
+        "infinite images": (setup_with(input={"shape": [3, float("inf"), 8], "dtype": "uint8"}), "description"),
+        "a schema of other inputs": (setup_with(schema=[COLUMN]), "of a table"),
+        "a schema with a column twice": (setup_with(schema=[COLUMN, COLUMN]), "not the schema of a table"),
+        "a schema of 10**5 columns": (setup_with(schema=[COLUMN] * 10**5), "not the schema of a table"),
         "a million classes": (setup_with(classes=[str(n) for n in range(10**6)]), "classes"),
     },
 }

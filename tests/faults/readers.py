@@ -20,6 +20,7 @@ from safetensors.torch import save
 from fedc2i.core.errors import UserError
 from fedc2i.data import arrays, converted_files, folder, formats, images
 from fedc2i.data.federation import DataOptions
+from fedc2i.data.schema import Column, Schema
 from fedc2i.deploy import coordinator_folder, keys, run_description, site_folder, tls
 from fedc2i.deploy.folder_settings import check_address, check_host
 from fedc2i.engine import checkpoint_file
@@ -155,7 +156,10 @@ def _messages(path: Path) -> None:
     tensors = {"w": torch.arange(6.0).reshape(2, 3), "n": torch.tensor([1, 2]), "e": torch.zeros(0, 4)}
     task = {"run": "r", "round": 1, "exchange": 0, "position": 0, "train": True, "score_received": True}
     task |= {"score_trained": True, "half": False, "setup": "{}"}
-    said = {"name": "a", "samples": {"train": 1, "validation": 0, "test": 1}, "classes": ["x"], "image": [3, 8, 8]}
+    said = {"name": "a", "samples": {"train": 1, "validation": 0, "test": 1}, "classes": ["x"]}
+    columns = [Column("age", "number"), Column("sex", "category", ("f", "m"), missing=True)]
+    schema = Schema(tuple(columns))
+    said |= {"input": schema.input.to_json(), "schema": schema.to_json()}
     messages = {
         "task": {"task": {"config": task}, "shared": _arrays(tensors), "personal": _arrays({"p": torch.ones(1)})},
         "answer": {

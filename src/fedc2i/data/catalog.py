@@ -57,7 +57,7 @@ class Domain:
         page: the title of their page.
         accepts: its published files, for people.
         recipes: sets of file or folder names; one set, complete in one folder, is enough to convert. Without any, the
-            first word of ``accepts`` names the file or folder that is read as it is.
+            first word of ``accepts`` names the file or folder that is read unchanged.
     """
 
     source: str

@@ -48,7 +48,7 @@ class Home:
         classes: names of its labels.
         state: folder for its models; None keeps them in the node's state.
         device: None for a GPU if there is one.
-        rows: of a table, which are encoded anew by the schema of a run.
+        rows: of a table, as read; a run encodes them by its schema.
         encoding: how they were.
     """
 
