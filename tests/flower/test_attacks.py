@@ -10,7 +10,7 @@ pytest.importorskip("flwr.app")
 from fakes import Stage, assert_same_rounds, changed, identity, look_at_once  # noqa: F401
 
 from fedc2i.core.errors import UserError
-from fedc2i.data.federation import Federation
+from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.deploy.run_description import describe, understand
 from fedc2i.engine.attacks import parse
@@ -41,7 +41,7 @@ def test_the_same_numbers_as_in_process(method: Method, attack: str, model: Mode
 @pytest.mark.parametrize("attack", ["", "noise:0.5@1;label-flip@b", "free-rider@50%", 'scaled:3@"a, or c"'])
 def test_sites_are_told_who_attacks(attack: str) -> None:
     names = ("a, or c", "b", "d;e", "f")
-    federation = RemoteFederation("sites", blank_clients(names, (3, 16, 16)), ("no", "yes"))
+    federation = RemoteFederation("sites", blank_clients(names, InputSpec((3, 16, 16))), ("no", "yes"))
     plan = prepare(["fedavg"], {**SETTINGS, "attack": attack}, federation)[0]
     for seed in (0, 5):
         context = understand(describe(plan, seed))[0].context
@@ -50,7 +50,7 @@ def test_sites_are_told_who_attacks(attack: str) -> None:
 
 def test_an_attack_is_no_way_around_noise() -> None:
     """A free-rider would send its start, which has seen its data; neither a coordinator nor a site takes part."""
-    federation = RemoteFederation("sites", blank_clients(("a", "b"), (3, 16, 16)), ("no", "yes"))
+    federation = RemoteFederation("sites", blank_clients(("a", "b"), InputSpec((3, 16, 16))), ("no", "yes"))
     settings = {**SETTINGS, "attack": "free-rider@b", "clip": 1.0}
     describe(prepare(["fedavg"], settings, federation)[0], 0)
     with pytest.raises(UserError, match="attack and noise exclude each other"):
