@@ -20,7 +20,7 @@ TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path 
 README = TEXTS["README.md"]
 
 # Pages whose Python code a reader runs from top to bottom; the snippets of the README are independent of each other.
-WHOLE = ("docs/add-a-method.md", "docs/privacy.md")
+WHOLE = ("docs/add-a-method.md", "docs/privacy.md", "docs/tables-and-signals.md")
 
 # The same five clients with a tenth of their images, so that a snippet runs unchanged but sooner.
 SMALL = """
