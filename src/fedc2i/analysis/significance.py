@@ -64,7 +64,7 @@ class Paired:
     def __str__(self) -> str:
         return f"{self.mean:+z.2f}" + ("" if self.error is None else f", s.e. {self.error:.2f}")
 
-    def cells(self) -> list[str]:
+    def cells(self, digits: int = 2) -> list[str]:
         """Of a table: difference, standard error, wins / losses / ties."""
-        error = "" if self.error is None else f"{self.error:.2f}"
-        return [f"{self.mean:+z.2f}", error, f"{self.wins} / {self.losses} / {self.ties}"]
+        error = "" if self.error is None else f"{self.error:.{digits}f}"
+        return [f"{self.mean:+z.{digits}f}", error, f"{self.wins} / {self.losses} / {self.ties}"]

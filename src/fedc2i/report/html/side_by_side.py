@@ -178,10 +178,18 @@ def score_table(results: Sequence[Result]) -> Table:
 def difference_table(results: Sequence[Result]) -> Table:
     """How far every run is below the best of each point, with its uncertainty over seeds."""
     seeds = common_seeds(results)
-    title = last_average(results[0], "trained")[0]
+    words = metric_words(results[0].config.metric)
+    title = f"{last_average(results[0], 'trained')[0]} {words.name}"
     table = Table(
         f"Distance from the best, {title}",
-        ("Method", POINT_COLUMN, "below the best", "95 % interval", "standard error", "best ahead / behind / equal"),
+        (
+            "Method",
+            POINT_COLUMN,
+            "below the best" if words.sign > 0 else "above the best",
+            "95 % interval",
+            "standard error",
+            "best ahead / behind / equal",
+        ),
     )
     if not seeds:
         table.notes = ["The runs have no seed in common: nothing is paired."]
@@ -190,9 +198,13 @@ def difference_table(results: Sequence[Result]) -> Table:
         best, found = differences(results, point)
         table.rows.append(Row((results[best].label, SHORT[point], "best", "", "", ""), best=frozenset({2})))
         for one in found:
-            mean, error, counts = one.paired.cells()
-            ends = "" if one.interval is None else f"{one.interval[0]:+z.2f} to {one.interval[1]:+z.2f}"
-            table.rows.append(Row((results[one.other].label, SHORT[point], mean.lstrip("+"), ends, error, counts)))
+            mean, error, counts = one.paired.cells(words.digits)
+            ends = " to ".join(f"{end:+z.{words.digits}f}" for end in one.interval or ())
+            if np.isfinite(one.paired.mean):
+                cells = mean.lstrip("+"), ends, error, counts
+            else:
+                cells = "not scored", "", "", ""
+            table.rows.append(Row((results[one.other].label, SHORT[point], *cells)))
         table.rows[-1] = replace(table.rows[-1], ends_section=True)
     source = next((one.source for one in differences(results, "trained")[1] if one.source), "")
     table.notes = [

@@ -80,7 +80,8 @@ function legend(lines) {
 
 function drawComparison() {
   if (DATA.runs.length < 2) return;
-  const all = DATA.runs.flatMap((run) => POINTS.flatMap((point) => run.average[point].mean)).filter((value) => value !== null);
+  const reach = ({ mean, sd }) => mean.flatMap((value, t) => [value - sd[t], value + sd[t]].filter(() => value !== null));
+  const all = DATA.runs.flatMap((run) => POINTS.flatMap((point) => reach(run.average[point])));
   const range = reachOf(all);
   for (const point of POINTS) {
     const traces = DATA.runs.flatMap((run, k) => {
