@@ -175,6 +175,23 @@ def test_a_site_refuses_a_run_that_its_table_does_not_fit(tmp_path: Path, file: 
         home.encoded(None)
 
 
+@pytest.mark.parametrize("column", ["age", "born"])
+def test_an_error_about_a_row_stays_at_the_site(
+    tmp_path: Path, file: Path, column: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    grid, said = grid_of(tmp_path, file), list[str]()
+    table = patients().query("site == 'west'").drop(columns="site")
+    table.to_csv(tmp_path / "own.csv", index=False)
+    grid.nodes[102] = site_at(tmp_path / "other", "west", tmp_path / "own.csv")
+    values = ["Smith", *table.age[1:]] if column == "age" else ["1960-05-17"] * len(table)
+    table.assign(**{column: values}).to_csv(tmp_path / "own.csv", index=False)
+    go(grid, tmp_path / "run", said)
+    secret = str(values[0])
+    assert secret in capfd.readouterr().out
+    assert any("its table cannot be read or encoded; the site's own log says why" in line for line in said)
+    assert not any(secret in line for line in said)
+
+
 def test_a_site_with_one_class_takes_part(tmp_path: Path) -> None:
     table = patients()
     table.loc[table.site == "west", "ill"] = "yes"

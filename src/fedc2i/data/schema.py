@@ -123,10 +123,7 @@ def _describe(where: str, name: str, values: pandas.Series[Any]) -> Column:
     if pandas.api.types.is_datetime64_any_dtype(found) or _are_dates(found):
         raise UserError(f"{what} holds dates such as {found.iloc[0]}; make numbers of them (days, years), or drop it")
     texts = found.map(lambda value: str(value).strip())
-    numbers = pandas.to_numeric(texts, errors="coerce")
-    if 0.5 < numbers.notna().mean() < 1:
-        odd = texts[numbers.isna()].iloc[0]
-        raise UserError(f"{what} holds numbers and text such as '{one_line(odd, 40)}'; correct it, or leave it empty")
+    _refuse_mixed(what, texts)
     categories = sorted({*texts})
     if len(categories) > MOST_CATEGORIES:
         raise UserError(
@@ -135,6 +132,26 @@ def _describe(where: str, name: str, values: pandas.Series[Any]) -> Column:
     if len(max(categories, key=len)) > MOST_LETTERS:
         raise UserError(f"{what} holds texts of more than {MOST_LETTERS} letters, which are no categories; drop it")
     return Column(name, "category", tuple(categories), missing)
+
+
+def check_types(where: str, tables: Sequence[pandas.DataFrame]) -> None:
+    """Refuses numbers mixed with text in all parts of a client: without test rows they could pass for categories."""
+    import pandas
+
+    for name in tables[0].columns:
+        found = [table[name].dropna() for table in tables if name in table.columns]
+        texts = [own.astype(str).str.strip() for own in found if own.dtype == object or own.dtype == "string"]
+        if texts:
+            _refuse_mixed(f"{where}: column '{one_line(name, 80)}'", pandas.concat(texts))
+
+
+def _refuse_mixed(what: str, texts: pandas.Series[Any]) -> None:
+    import pandas
+
+    numbers = pandas.to_numeric(texts, errors="coerce")
+    if 0.5 < numbers.notna().mean() < 1:
+        odd = texts[numbers.isna()].iloc[0]
+        raise UserError(f"{what} holds numbers and text such as '{one_line(odd, 40)}'; correct it, or leave it empty")
 
 
 def _are_dates(values: pandas.Series[Any]) -> bool:

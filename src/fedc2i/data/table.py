@@ -22,7 +22,7 @@ from fedc2i.core.seeding import key
 from fedc2i.data.federation import Client, DataOptions, Federation, Split
 from fedc2i.data.folder import entries, natural_key
 from fedc2i.data.partition import stratified_order
-from fedc2i.data.schema import MOST_COLUMNS, Encoder, Schema, agree, describe
+from fedc2i.data.schema import MOST_COLUMNS, Encoder, Schema, agree, check_types, describe
 
 if TYPE_CHECKING:
     import pandas
@@ -63,7 +63,12 @@ class Rows:
 
     def describe(self) -> dict[str, Schema]:
         """What each client says about its training rows."""
-        return {c: describe(f"{self.name}: client '{c}'", own["train"][0]) for c, own in self.parts.items()}
+        found = {}
+        for client, own in self.parts.items():
+            where = f"{self.name}: client '{client}'"
+            check_types(where, [table for table, _ in own.values()])
+            found[client] = describe(where, own["train"][0])
+        return found
 
     def encode(self, schema: Schema) -> Federation:
         """The clients with rows as numbers, and how that was done as attachments."""

@@ -16,14 +16,16 @@ from fedc2i.core.errors import UserError
 from fedc2i.data import sources
 from fedc2i.deploy.run_description import understand
 from fedc2i.deploy.site_folder import read_site
-from fedc2i.flower.site import Home, make_app
+from fedc2i.flower.site import Home, make_app, private_reasons
 
 
 @lru_cache(maxsize=1)
 def _site_home(folder: Path) -> Home:
     site = read_site(folder, ready=False)  # the SuperNode has checked its key and certificates
-    rows = site.rows()
-    found = site.load(rows)
+    with private_reasons():
+        rows = site.rows()
+        encoded = None if rows is None else site.load(rows)
+    found = encoded or site.load()
     return Home(found.clients[0], found.classes, site.state, rows=rows)
 
 

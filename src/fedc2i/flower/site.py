@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,7 +84,8 @@ class Home:
                 raise UserError(f"this site has {'no table' if own is None else 'a table'}, and the run is over others")
             return self
         check_fit(self.client.name, own, agreed)
-        found = self.rows.encode(agreed)
+        with private_reasons():
+            found = self.rows.encode(agreed)
         return replace(self, client=found.clients[0], encoding=found.attachments[ENCODING])
 
     def memory(self, context: Context, run: str, predictor: Predictor | None = None) -> Memory:
@@ -167,6 +169,16 @@ def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
 def _complain(reason: str) -> None:
     """One line in the site's log, which `fedc2i site start` shows."""
     print(f"{COMPLAINT}{one_line(reason, MOST_REASON)}", flush=True)
+
+
+@contextmanager
+def private_reasons() -> Iterator[None]:
+    """What is wrong with a row may quote it, so the site's log has the reason, and the coordinator gets none."""
+    try:
+        yield
+    except Exception as error:
+        _complain(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+        raise UserError("its table cannot be read or encoded; the site's own log says why") from None
 
 
 def perform(
