@@ -49,17 +49,12 @@ _PRINTED = {  # the ablation and the study of γ print averages only
     },
 }
 
-
-def _score(cell: str) -> Score:
-    """From ``66.18(2.92)``."""
-    mean, _, sd = cell.rstrip(")").partition("(")
-    return Score(float(mean), float(sd) if sd else None)
-
-
 PUBLISHED = {  # by data set and method the printed scores of its row, by column
     data: {
         method: {
-            column: _score(cell) for column, cell in zip(rows[""].split(), row.split(), strict=True) if cell != "-"
+            column: Score(float(cell.split("(")[0]), float(cell.rstrip(")").split("(")[1]) if "(" in cell else None)
+            for column, cell in zip(rows[""].split(), row.split(), strict=True)
+            if cell != "-"
         }
         for method, row in rows.items()
         if method
