@@ -1,1 +1,1 @@
-"""Our own studies, on one grid runner: ``python -m experiments.plus``, ``.many`` and ``.robustness``."""
+"""Our own studies, on one grid runner: ``python -m experiments.plus``, ``.benchmarks``, ``.many`` and so on."""

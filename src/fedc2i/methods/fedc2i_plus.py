@@ -112,7 +112,7 @@ class FedC2IPlus(FedC2I):
         assert samples is not None
         count = samples.w.sum()
         losses = torch.stack([self._loss(own, mixture, share, samples, site) for share in SHARES])  # L(a)
-        shares = torch.tensor(SHARES, dtype=losses.dtype, device=losses.device)
+        shares = torch.linspace(0, 1, len(SHARES), dtype=losses.dtype, device=losses.device)  # no copy: CUDA graphs
         found = (shares * torch.softmax(-count * losses.nan_to_num(nan=_WORST), 0)).sum()
         mean = torch.where(before < 0, found, MEMORY * before + (1 - MEMORY) * found)
         frozen = torch.where(before < 0, 1.0, before)  # nothing was ever measured: FedC²I
