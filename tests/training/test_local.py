@@ -481,7 +481,8 @@ def test_a_client_is_scored_on_its_own_data(
             right = int((logits.argmax(1) == split.y).sum())
             assert got[f"{prefix}accuracy"] == pytest.approx(100 * right / len(split))
             assert got[f"{prefix}loss"] == pytest.approx(F.cross_entropy(logits, split.y).item(), rel=1e-5)
-    assert list(got) == ["accuracy", "loss", *(("validation_accuracy", "validation_loss") if validation else ())]
+    beside = ("validation_accuracy", "validation_loss") if validation else ()
+    assert list(got) == ["accuracy", "loss", "balanced_accuracy", "f1", "auroc", "calibration_error", *beside]
     assert all(type(value) is float for value in got.values())
 
 

@@ -46,7 +46,7 @@ def load(argument: str, options: DataOptions) -> Federation:
         clients=scale([_hospital(key) for key in keys], options.scale),
         classes=("healthy", "ill"),
         notes=NOTES,
-        preset={"model": "mlp", "rounds": 20, "batch_size": 8},
+        preset={"model": "mlp", "rounds": 20},
     )
 
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 from pathlib import Path
+from typing import Literal
 
 from fedc2i.core.errors import UserError, nearest
-from fedc2i.data.arrays import from_arrays
-from fedc2i.data.federation import Client, DataOptions, Federation, Split
-from fedc2i.data.partition import partition as partition_clients
-from fedc2i.data.scaling import Scale
-
-__all__ = ["Client", "Federation", "Split", "from_arrays", "load"]
+from fedc2i.data.federation import DataOptions, Federation
 
 SOURCES = (
     *("heart", "digits", "digit5", "office10", "hapt", "amazon", "ham10000"),
@@ -34,7 +30,7 @@ def load(
     clients: str | None = None,
     split: str | None = None,
     drop: str | None = None,
-    scale: Scale = "client",
+    scale: Literal["client", "federated", "none"] = "client",
 ) -> Federation:
     """Load a federation by name.
 
@@ -77,7 +73,11 @@ def load(
     source = importlib.import_module(f"fedc2i.data.{name}")
     options = DataOptions(data_dir, image_size, scale, target, clients, split, drop, seed)
     federation: Federation = source.load(argument, options)
-    return federation if partition is None else partition_clients(federation, partition, seed)
+    if partition is None:
+        return federation
+    from fedc2i.data.partition import partition as divided
+
+    return divided(federation, partition, seed)
 
 
 def shows_images(federation: Federation) -> bool:

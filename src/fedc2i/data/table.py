@@ -83,7 +83,7 @@ class Rows:
             ENCODING: json.dumps({"target": self.target, "clients": {c: own.to_json() for c, own in encoders.items()}}),
             SPLIT: json.dumps(self.chosen),
         }
-        preset = {"batch_size": 32, "rounds": 20}
+        preset = {"rounds": 20}
         return Federation(self.name, built, self.classes, self.notes, preset=preset, attachments=attachments)
 
 
