@@ -50,7 +50,7 @@ def usps(tmp_path: Path, count: int = 1200) -> Path:
 def test_ls_of_folders_without_data(tmp_path: Path) -> None:
     result = run("ls")
     assert result.exit_code == 0
-    assert result.stdout.count("missing") == 9
+    assert result.stdout.count("missing") == 18
     assert "The Street View House Numbers (SVHN) Dataset" in result.stdout
     assert "train_32x32.mat, test_32x32.mat" in result.stdout
     other = tmp_path / "[red]x"  # printed as it is
@@ -64,7 +64,7 @@ def test_ls_tells_states_apart(tmp_path: Path) -> None:
     usps(tmp_path)
     write_npz(tmp_path / "data" / "synth.npz", digits(900, 28), digits(100, 28))
     states = {entry["domain"]: entry["state"] for entry in run_json("ls")["domains"]}
-    assert (states["usps"], states["synth"], states["mnist"], len(states)) == ("raw", "ready", "missing", 9)
+    assert (states["usps"], states["synth"], states["mnist"], len(states)) == ("raw", "ready", "missing", 18)
     text = run("ls").stdout
     assert "ready, a stand-in" in text
     assert "`fedc2i data prepare usps` converts it" in text
@@ -94,7 +94,9 @@ def test_prepare_then_check(tmp_path: Path) -> None:
 def test_what_is_missing_or_damaged(tmp_path: Path) -> None:
     assert "no data for USPS" in problem("check", "usps")
     assert "`fedc2i data ls`" in problem("check")
-    assert "no benchmark data 'cifar', allowed are digit5, office10, mnist" in problem("prepare", "cifar")
+    assert "no benchmark data 'cifar', allowed are digit5, office10, hapt, amazon, ham10000, mnist" in problem(
+        "prepare", "cifar"
+    )
     path = usps(tmp_path)
     path.write_bytes(path.read_bytes()[:5000])
     assert "usps.bz2: cannot be read" in problem("prepare", "usps")

@@ -76,7 +76,7 @@ def run(method: Method, model: Model, federation: Federation, executor: str = "s
     ("name", "participation"),
     [
         *((name, "100%") for name in EVERY_METHOD),
-        *((name, "50%") for name in OF_THEIR_OWN),
+        *((name, "50%") for name in OF_THEIR_OWN if name != "pooled"),
         *(pytest.param(name, "50%", marks=pytest.mark.slow) for name in EVERY_METHOD if name not in OF_THEIR_OWN),
     ],
 )

@@ -358,7 +358,7 @@ class Both(FedC2IServer):
 
 def test_it_learns_by_weights_that_are_nearly_the_exact_ones() -> None:
     data = fedc2i.load("digits")
-    model = build("lenet5", len(data.classes), tuple(data.clients[0].train.x.shape[1:]))
+    model = build("lenet5", len(data.classes), data.input)
     _, reports = run(Both(), model, data, rounds=4, evaluate_every=4, **vars(TrainingSettings()))
     assert reports[-1].mean("trained") > 40
     for report in reports[1:]:

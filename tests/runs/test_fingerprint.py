@@ -47,7 +47,6 @@ def key(planned: Plan) -> str:
         {"lr": 1e-2},
         {"epochs": 2},
         {"clients_per_round": 2},
-        {"data_seed": 1},
         {"executor": "looped"},
     ],
     ids=str,

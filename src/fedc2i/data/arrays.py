@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,8 @@ def from_arrays(
         Client(client, **{part: _split(arrays, part, image_size) for part in ("train", "validation", "test")})
         for client, arrays in checked.items()
     ]
-    return Federation(name=name, clients=scaled(built, scale) if built else (), classes=tuple(classes))
+    found = Federation(name=name, clients=tuple(built), classes=tuple(classes))  # checks that they fit together
+    return replace(found, clients=scaled(built, scale))
 
 
 def _checked(where: str, given: ClientArrays) -> dict[str, Array]:

@@ -154,6 +154,8 @@ class RunContext:
         if size := len(data.validation.y):
             return HeldOut("validation", torch.arange(min(size, MOST_HELD_OUT)), True)
         count = min(max(1, int(share * data.samples)), data.samples - 1, MOST_HELD_OUT)
+        if (data.samples - count) % self.training.batch_size == 1:  # BatchNorm cannot train on a batch of one
+            count -= 1
         order = torch.randperm(data.samples, generator=seeding.generator(self.seed, data.name, "held-out"))
         return HeldOut("train", order[:count], 2 * round <= self.rounds)
 

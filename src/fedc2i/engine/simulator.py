@@ -133,8 +133,9 @@ def check(method: Method, model: Model, federation: Federation, settings: Engine
             if not len(client.validation):
                 raise UserError(f"influence_split=validation: client '{client.name}' has no validation data")
     everyone = settings.participants(len(federation.clients)) == len(federation.clients)
-    if method.pools_data and (settings.attack or not everyone):
-        raise UserError(f"{method.name} trains on the data of all clients: no attack, and clients_per_round=100%")
+    if method.pools_data and (settings.attack or settings.topology != "full" or not everyone):
+        needed = "no attack, topology=full and clients_per_round=100%"
+        raise UserError(f"{method.name} trains on the data of all clients: {needed}")
     if settings.clip:
         from fedc2i.engine import clip_noise
 
