@@ -71,7 +71,7 @@ def test_without_its_parts_it_is_fedc2i(federation: Federation, model: Model) ->
 
 def test_a_tenth_is_held_out_until_half_of_the_rounds(federation: Federation, model: Model) -> None:
     data = place(federation)  # 12 samples, no validation data
-    context = RunContext(FedC2IPlus(), model, TRAINING, rounds=4, seed=0)
+    context = RunContext(FedC2IPlus(), model, replace(TRAINING, batch_size=4), rounds=4, seed=0)
     held = [context.draw_held_out(data, number) for number in (1, 2, 3, 4)]
     assert [own.unseen for own in held if own] == [True, True, False, False]
     rows = {tuple(own.rows.tolist()) for own in held if own}
@@ -113,3 +113,9 @@ def test_share_is_private(federation: Federation, model: Model) -> None:
     sent = method.upload(start, place(federation).train, make_site(model, place(federation)))
     assert ALPHA in start
     assert ALPHA not in sent
+
+
+def test_no_batch_of_one_is_left_when_samples_are_held_out(federation: Federation, model: Model) -> None:
+    data = place(federation)  # 12 samples: holding out one would leave two batches of five and one of one
+    context = RunContext(FedC2IPlus(), model, TRAINING, rounds=4, seed=0)
+    assert {len(index) for epoch in context.epochs(data, 1) for index in epoch} == {5, 2}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedc2i.core.errors import UserError
-from fedc2i.data import catalog, converted_files, digit5, office10
+from fedc2i.data import catalog, converted_files, digit5, office10, sources
 from fedc2i.data.catalog import Convert, DomainStatus
 from fedc2i.data.formats import Labels
 
@@ -22,6 +23,8 @@ def check_domain(one: DomainStatus) -> dict[str, Any]:
         return report
     (path,) = one.paths
     report["path"] = str(path)
+    if one.domain.source not in CONVERTERS:
+        return report | _as_it_lies(one, path)
     try:
         prepared = catalog.obtain(one, CONVERTERS[one.domain.source])
         report |= {"sha256": converted_files.sha256(path), "verified": converted_files.manifest(path) is not None}
@@ -33,6 +36,24 @@ def check_domain(one: DomainStatus) -> dict[str, Any]:
     except UserError as error:
         report["problem"] = str(error)
     return report
+
+
+def _as_it_lies(one: DomainStatus, path: Path) -> dict[str, Any]:
+    """Of a domain that is not converted: whether it loads, and how many samples of each class it has."""
+    source, key = one.domain.source, one.domain.key
+    try:
+        found = sources.load(source if key == source else f"{source}:{key}", data_dir=path.parent.parent)
+    except UserError as error:
+        return {"problem": str(error)}
+    parts = {"train": [own.train.y for own in found.clients], "test": [own.test.y for own in found.clients]}
+    counts = {part: np.bincount(np.concatenate(labels), minlength=len(found.classes)) for part, labels in parts.items()}
+    checksum = converted_files.fingerprint(path).sha256
+    return {
+        "sha256": checksum,
+        "verified": False,
+        "shape": list(found.input.shape),
+        **{part: own.tolist() for part, own in counts.items()},
+    }
 
 
 def _class_counts(one: DomainStatus, part: str, labels: Labels) -> list[int]:
