@@ -70,7 +70,9 @@ def test_sites_refuse_it(engine: str) -> None:
         make(Pooled, {"engine": engine})
 
 
-@pytest.mark.parametrize("settings", [{"clients_per_round": "50%"}, {"attack": "label-flip@50%"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"clients_per_round": "50%"}, {"attack": "label-flip@50%"}, {"topology": "ring"}], ids=str
+)
 def test_it_needs_everyone_and_their_true_data(settings: dict[str, str]) -> None:
-    with pytest.raises(UserError, match=r"^pooled .* no attack, and clients_per_round=100%$"):
+    with pytest.raises(UserError, match=r"^pooled .* no attack, topology=full and clients_per_round=100%$"):
         fedc2i.run("pooled", data="heart", rounds=1, **settings)
