@@ -55,7 +55,7 @@ $(BIN)/python:
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@echo "Installing fedc2i and its pinned dependencies into $(VENV) ..."
-	@$(INSTALL) -e '.[report]'
+	@$(INSTALL) -e '.[report,table]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(BIN)/python pyproject.toml constraints.txt
