@@ -17,6 +17,7 @@ from benchmarks.loop import LeNet5, fedavg
 from benchmarks.report import clock, show, summary
 from benchmarks.workload import Tensors, as_tensors, make_federation
 from fedc2i.core.params import stack
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.base import ClientBatch
@@ -24,14 +25,12 @@ from fedc2i.engine.executors.choice import cores
 from fedc2i.engine.executors.workers.executor import WorkersExecutor
 from fedc2i.engine.executors.workers.pool import lease
 from fedc2i.engine.records import Round
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Download, Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.messages import relay
 from fedc2i.models.networks import build
-from fedc2i.training.settings import TrainingSettings
 
 LOOP_THREADS = 2
 

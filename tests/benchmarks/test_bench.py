@@ -23,9 +23,9 @@ from benchmarks import __main__ as command
 from benchmarks import gpu, influence_speed, limit, loop, memory, naive, rounds, scale
 from fedc2i.core import seeding
 from fedc2i.core.params import Params, row
+from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.records import Outcome
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg

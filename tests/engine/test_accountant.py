@@ -19,11 +19,11 @@ from scipy.stats import norm
 import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
+from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.accountant import cost, epsilon, noise_for
 from fedc2i.engine.clip_noise import check
 from fedc2i.engine.exchange import choose
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 from fedc2i.report.comparison import comparison_table, privacy_costs

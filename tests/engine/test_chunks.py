@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedc2i.core.settings import TrainingSettings
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.executors.stacked.chunks import in_chunks
 from fedc2i.methods.base import Download
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models.model import Model
-from fedc2i.training.settings import TrainingSettings
 
 
 def turn(model: Model, seed: int, clients: Sequence[int], shared: Tensor | None = None) -> ClientBatch:

@@ -15,6 +15,7 @@ from scipy import stats
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, row, stack
+from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.clip_noise import (
@@ -30,7 +31,6 @@ from fedc2i.engine.clip_noise import (
 )
 from fedc2i.engine.exchange import process
 from fedc2i.engine.server import Server
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Download, Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I

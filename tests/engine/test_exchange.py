@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 import torch
 
+from fedc2i.core.settings import EngineSettings
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import Exchange, choose
 from fedc2i.engine.records import Point, Round
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
@@ -22,7 +22,6 @@ from fedc2i.models.model import Model, split
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.training.local import Batch
-from fedc2i.training.settings import TrainingSettings
 
 PIXELS = 3 * 16 * 16
 QUICK = TrainingSettings(epochs=2, batch_size=8)

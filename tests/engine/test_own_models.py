@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fedc2i.core import memory, seeding
 from fedc2i.core.errors import UserError
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.arrays import from_arrays
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.client import ClientData, RunContext
@@ -26,14 +27,12 @@ from fedc2i.engine.executors.stacked.chunks import bytes_of_a_step, clients_that
 from fedc2i.engine.executors.stacked.compatibility import obstacle
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.records import Outcome
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import check, simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.model import Model, scale, split
 from fedc2i.training.local import draw_epochs
-from fedc2i.training.settings import TrainingSettings
 from oracles.training import local_run
 
 CLASSES, PIXELS = 4, 3 * 16 * 16

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from fedc2i.core.params import Params
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from support.method_checks import in_double
 

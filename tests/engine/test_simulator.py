@@ -15,13 +15,13 @@ from torch.func import grad
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, row, rows, size_in_bytes, stack
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Server
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Download, Method, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -31,7 +31,6 @@ from fedc2i.methods.local import Local
 from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, scale
 from fedc2i.training.local import Batch, draw_epochs
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles.training import local_run
 from support.method_checks import OF_THEIR_OWN, in_double

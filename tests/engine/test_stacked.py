@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.executors.stacked.stepper import GraphedFunction, Stepper
 from fedc2i.engine.records import Outcome
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -30,7 +30,6 @@ from fedc2i.models.max_pool import max_pool
 from fedc2i.models.model import Model, split
 from fedc2i.models.networks import build
 from fedc2i.training.local import Batch
-from fedc2i.training.settings import TrainingSettings
 from support.method_checks import OF_THEIR_OWN, in_double
 from support.simulation import Run, assert_close_run, simulated
 

@@ -12,15 +12,14 @@ import torch
 import fedc2i
 from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core.params import prefixed, size_in_bytes, unprefixed
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.client import RunContext
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.state import ResumePoint, check_state, layout, state_size
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import RunFolder
-from fedc2i.training.settings import TrainingSettings
 from support.cut_runs import SETTINGS, assert_goes_on, cut_off, cut_run, plan, refused, result_files
 from support.helpers import call, write_arrays
 from support.method_checks import OF_THEIR_OWN

@@ -13,12 +13,12 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core import seeding
 from fedc2i.core.params import Params, Stacked, row, stack
+from fedc2i.core.settings import TrainingSettings
 from fedc2i.engine.executors.stacked.padded_data import Steps, pad, plan_steps
 from fedc2i.engine.executors.stacked.stepper import GraphedFunction, Stepper, capture
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch, draw_epochs, train
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from support.method_checks import in_double
 

@@ -16,13 +16,13 @@ import torch
 import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, Stacked, floating, row, size_in_bytes
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import receiver_groups
 from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor, Personalised, Trained
 from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.server import Server
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.topology import MOST_BYTES, parse
 from fedc2i.methods.base import Method, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -34,7 +34,6 @@ from fedc2i.methods.multi_krum import MultiKrum
 from fedc2i.methods.pfedgraph import PFedGraph
 from fedc2i.models.model import Model
 from fedc2i.runs.settings import read_toml
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from support.helpers import QUICK, call, write_arrays
 from support.method_checks import OF_THEIR_OWN, in_double

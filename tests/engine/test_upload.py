@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import norms, row, stack
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Client, Federation, InputSpec, Split
 from fedc2i.engine.attacks import KINDS, Attack, apply, by_kind, parse, read_resolved, resolved
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.exchange import process
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Mailbox
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
@@ -29,7 +29,6 @@ from fedc2i.methods.fedproto import FedProto
 from fedc2i.methods.pfedgraph import PFedGraph
 from fedc2i.models import networks
 from fedc2i.models.model import Model
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from support.method_checks import in_double
 

@@ -22,19 +22,18 @@ from torch import Tensor, nn
 import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.executors.choice import AdaptiveExecutor, cores
 from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.executors.workers.pool import SharedMemory
 from fedc2i.engine.records import Round
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from support.simulation import Run, assert_same_run, simulated
 
@@ -357,7 +356,7 @@ SCRIPT = """
 import sys, torch
 from torch import nn
 from fedc2i.data.federation import Client, Federation, Split
-from fedc2i.engine.settings import EngineSettings
+from fedc2i.core.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.executors.workers import pool
 from fedc2i.methods.fedavg import FedAvg

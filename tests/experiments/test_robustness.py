@@ -14,15 +14,14 @@ from studies import ask
 
 from experiments import robustness
 from experiments import robustness_tables as tables
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine import attacks as engine
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.local import Local
 from fedc2i.models.model import Model
 from fedc2i.runs.results import Array
-from fedc2i.training.settings import TrainingSettings
 from support.helpers import Answer, blank_federation, call, made_up, write_arrays
 
 NAN = np.nan

@@ -16,10 +16,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Round
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.flower import site
 from fedc2i.flower.answer_collector import Policy

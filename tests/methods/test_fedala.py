@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, select
+from fedc2i.core.settings import TrainingSettings
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedala import FedALA
@@ -18,7 +19,6 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models.model import Model, scale, split
 from fedc2i.models.networks import build
 from fedc2i.training.local import Batch
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles.fedala import aggregate
 from support.method_checks import TRAINING, make_site, place, run

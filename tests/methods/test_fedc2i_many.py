@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from fedc2i.core.params import stack
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Site, Uploads
 from fedc2i.methods.fedavg import FedAvg
@@ -21,7 +21,6 @@ from fedc2i.methods.math.influence import Gamma
 from fedc2i.methods.messages import Peers, relay
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles.fedc2i import Problem, by_powers, class_losses, client_losses, mixed_body, mixed_head
 

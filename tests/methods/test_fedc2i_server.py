@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import fedc2i
 from fedc2i.core.params import Params, row, size_in_bytes, stack, unprefixed
+from fedc2i.core.settings import TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import LocalClient, RunContext
 from fedc2i.engine.executors.workers import pool
@@ -34,7 +35,6 @@ from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, scale, split
 from fedc2i.models.networks import build
 from fedc2i.training.local import Batch
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles import fedc2i_server as oracle
 from oracles.fedc2i import mixed_body, mixed_head

@@ -13,12 +13,12 @@ from torch.func import grad
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.params import row
+from fedc2i.core.settings import TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.pfedgraph import PFedGraph, collaboration, cosine_distance, cosines
 from fedc2i.models.model import Model
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles import pfedgraph as oracle
 from support.method_checks import make_site, place, run

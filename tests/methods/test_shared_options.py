@@ -17,6 +17,7 @@ from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import option, options_of
 from fedc2i.core.params import Params, row, stack
+from fedc2i.core.settings import TrainingSettings
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.client import LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch
@@ -32,7 +33,6 @@ from fedc2i.models.networks import build
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import prepare
 from fedc2i.training.local import Batch, draw_epochs, train
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles.extras import anchored_and_averaged
 from support.helpers import call

@@ -19,12 +19,12 @@ import fedc2i
 from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core import files
 from fedc2i.core.params import unprefixed
+from fedc2i.core.settings import EngineSettings
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Round
 from fedc2i.engine.seed_run import SeedRun
 from fedc2i.engine.server import Mailbox
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.state import state_size
 from fedc2i.methods.fedavg import FedAvg

@@ -14,15 +14,14 @@ import torch
 
 import fedc2i
 from fedc2i import Federation, Method, Model, UserError
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.engine import checkpoint_file
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.engine.state import ResumePoint, last_rounds
 from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Plan, prepare
-from fedc2i.training.settings import TrainingSettings
 from support.helpers import files_below
 
 CPU = torch.device("cpu")

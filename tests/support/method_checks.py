@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from fedc2i.core.params import Params, stack
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
-from fedc2i.training.settings import TrainingSettings
 from oracles.fedc2i import Problem
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model

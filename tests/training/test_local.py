@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, row, stack
+from fedc2i.core.settings import TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine import client as client_module
 from fedc2i.engine.client import ClientData, LocalClient, RunContext, predict_all
@@ -26,7 +27,6 @@ from fedc2i.methods.base import Download, Method, Phase, Site
 from fedc2i.models.model import Model, scale
 from fedc2i.training.local import Batch, Optimiser, draw_epochs, train
 from fedc2i.training.metrics import means, score
-from fedc2i.training.settings import TrainingSettings
 from oracles import assert_same_model
 from oracles.training import local_run
 from support.method_checks import local_client

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from fedc2i.core.errors import UserError
+from fedc2i.core.settings import EngineSettings
 from fedc2i.engine.exchange import choose
-from fedc2i.engine.settings import EngineSettings
 
 SENSITIVITY = 2.0  # of a clipped difference, in units of clip
 ORDERS = tuple(1 + np.geomspace(1e-4, 1e6, 4001))  # the Rényi orders α that are tried

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from fedc2i.core import seeding
 from fedc2i.core.params import Params, Stacked, stack
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Client, Federation
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch, draw_epochs, train
 from fedc2i.training.metrics import AT_ONCE, AT_ONCE_ON_GPU, all_scores, defined, means, score
-from fedc2i.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from fedc2i.engine.attacks import Attackers

@@ -25,13 +25,12 @@ from torch import Tensor
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, Stacked, row, stack
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method
 from fedc2i.methods.messages import model_name, valid_flags
 from fedc2i.models.model import Model
-from fedc2i.training.settings import TrainingSettings
 
 KEY_BYTES = 32
 COUNTS = ("class_counts", "class_present")  # of floating point or not: with noise, weights by them mean nothing

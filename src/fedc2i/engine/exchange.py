@@ -14,10 +14,10 @@ from torch import Tensor
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, Stacked, prefixed, size_in_bytes, unprefixed
+from fedc2i.core.settings import EngineSettings
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Diagnostics, Metrics, Point, Round, over_all_clients
 from fedc2i.engine.server import Mailbox, Server
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Download
 
 Clients = tuple[int, ...]  # in table order

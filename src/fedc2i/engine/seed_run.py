@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fedc2i.core.params import Params, Stacked, prefixed, replace_rows, row, rows, size_in_bytes, unprefixed
+from fedc2i.core.settings import EngineSettings
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import Exchange, process
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.records import Diagnostics, Metrics, Outcome, Point, Round
 from fedc2i.engine.server import REPORTS
-from fedc2i.engine.settings import EngineSettings
 
 
 class SeedRun:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from fedc2i.core.errors import UserError
+from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, RunContext, repeatable
 from fedc2i.engine.exchange import receiver_groups
@@ -19,12 +20,10 @@ from fedc2i.engine.executors.base import ClientBatch, Executor
 from fedc2i.engine.executors.choice import new_executor
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.seed_run import SeedRun
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.engine.state import OnState, ResumePoint, restore, state_of
 from fedc2i.methods.base import Method
 from fedc2i.models import validation
 from fedc2i.models.model import Model
-from fedc2i.training.settings import TrainingSettings
 
 _Result = TypeVar("_Result")
 

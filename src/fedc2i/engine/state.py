@@ -19,13 +19,13 @@ from torch import Tensor
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params, prefixed, size_in_bytes, unprefixed
+from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import audience, receiver_groups
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.seed_run import SeedRun
 from fedc2i.engine.server import REPORTS
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 

@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params, row, stack
+from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Client, InputSpec, Split
 from fedc2i.data.schema import Schema, check_fit
 from fedc2i.data.table import ENCODING, Rows
@@ -22,7 +23,6 @@ from fedc2i.engine.client import ClientData, LocalClient, RunContext, repeatable
 from fedc2i.engine.clip_noise import secret_in
 from fedc2i.engine.exchange import process
 from fedc2i.engine.records import Point
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.flower.message_format import MOST_REASON, Answer, Introduction, Task, failure
 from fedc2i.flower.site_models import ContextMemory, FolderMemory, Memory, Predictor
 from fedc2i.models.validation import validate

@@ -19,7 +19,7 @@ import tomli_w
 
 from fedc2i.core.errors import UserError, nearest, one_line
 from fedc2i.core.options import convert, names, options_of, setting, type_hints
-from fedc2i.engine.settings import EngineSettings
+from fedc2i.core.settings import EngineSettings
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from fedc2i.core.params import Params
-from fedc2i.training.settings import TrainingSettings
+from fedc2i.core.settings import TrainingSettings
 
 _ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False, "fused": True}
 _SGD: dict[str, Any] = {"dampening": 0.0, "nesterov": False, "maximize": False, "fused": True}

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import InputSpec
 from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.base import ClientBatch, Executor, LoopedExecutor, OnClient, Personalised, Trained
 from fedc2i.engine.records import Metrics
-from fedc2i.engine.settings import EngineSettings
 from fedc2i.models.model import Model
 
 if TYPE_CHECKING:

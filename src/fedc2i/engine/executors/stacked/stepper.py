@@ -18,9 +18,9 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedc2i.core.params import Params, Stacked
+from fedc2i.core.settings import TrainingSettings
 from fedc2i.engine.executors.stacked.padded_data import Steps
 from fedc2i.training.local import Batch, Optimiser
-from fedc2i.training.settings import TrainingSettings
 
 _Result = TypeVar("_Result")
 
