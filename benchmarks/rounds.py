@@ -26,10 +26,10 @@ from fedc2i.engine.executors.workers.executor import WorkersExecutor
 from fedc2i.engine.executors.workers.pool import lease
 from fedc2i.engine.records import Round
 from fedc2i.engine.simulator import simulate
-from fedc2i.methods.base import Download, Method
+from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.methods.messages import relay
+from fedc2i.methods.messages import Download, relay
 from fedc2i.models.networks import build
 
 LOOP_THREADS = 2

@@ -67,7 +67,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 def options_page() -> str:
     """Every method with its options and defaults, then the settings of every run."""
     from fedc2i import Method
-    from fedc2i.methods import registry
+    from fedc2i.methods.base import get_method, method_names
     from fedc2i.runs.settings import RunSettings
 
     lines = [
@@ -76,8 +76,8 @@ def options_page() -> str:
         "Reference of every option and setting, for users who look up a name. Set an option as `--set NAME=VALUE`,",
         "after the method as `fedc2i:gamma=2`, or in Python as a keyword. [Methods](docs/methods.md) explains them.",
     ]
-    for name in registry.names():
-        kind = registry.get(name)
+    for name in method_names():
+        kind = get_method(name)
         note = f" *{kind.reconstruction}*" if kind.reconstruction else ""
         lines += ["", f"## {name}", "", f"**{kind.title}**: {kind.about}.{note} Headline: {kind.headline}."]
         lines += _options_table(kind, Method)

@@ -11,7 +11,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fedc2i.core.version import __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see; names are imported on first use, see `__getattr__`
     from fedc2i.api import compare, resume, run
@@ -22,10 +22,10 @@ if TYPE_CHECKING:  # what type checkers and editors see; names are imported on f
     from fedc2i.data.federation import Client, Federation, Split
     from fedc2i.data.sources import load
     from fedc2i.data.table import from_table
-    from fedc2i.methods.base import Download, Method, Phase, Probe, Site, Uploads
+    from fedc2i.methods.base import Method, Phase, Probe, Site
     from fedc2i.methods.math.influence import class_losses, client_losses, influence
     from fedc2i.methods.math.prototypes import Prototypes, average, prototypes
-    from fedc2i.methods.messages import Message
+    from fedc2i.methods.messages import Download, Message, Uploads
     from fedc2i.models.model import Model, split
     from fedc2i.report.comparison import comparison_table
     from fedc2i.report.plots import plot_accuracy, plot_influence
@@ -86,10 +86,10 @@ _NAMES_IN = {
     "data.federation": ("Client", "Federation", "Split"),
     "data.sources": ("load",),
     "data.table": ("from_table",),
-    "methods.base": ("Download", "Method", "Phase", "Probe", "Site", "Uploads"),
+    "methods.base": ("Method", "Phase", "Probe", "Site"),
     "methods.math.influence": ("class_losses", "client_losses", "influence"),
     "methods.math.prototypes": ("Prototypes", "average", "prototypes"),
-    "methods.messages": ("Message",),
+    "methods.messages": ("Download", "Message", "Uploads"),
     "models.model": ("Model", "split"),
     "report.comparison": ("comparison_table",),
     "report.plots": ("plot_accuracy", "plot_influence"),

@@ -11,14 +11,14 @@ from fedc2i import UserError
 from fedc2i.core.errors import flaw, nearest
 from fedc2i.data import sources
 from fedc2i.data.federation import InputSpec
-from fedc2i.methods import registry
+from fedc2i.methods.base import get_method
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models import networks
 from fedc2i.runs import settings
 from fedc2i.runs.plan import parse_method, prepare
 
 MISTYPED: dict[str, tuple[Callable[[], object], str]] = {
-    "method": (lambda: registry.get("fedc2"), "fedc2i"),
+    "method": (lambda: get_method("fedc2"), "fedc2i"),
     "option": (lambda: parse_method("fedc2i:gama=2"), "gamma"),
     "setting": (lambda: prepare(["fedc2i"], {"round": 3}, "digits"), "rounds"),
     "setting of a file": (lambda: settings.make(FedC2I, {"lr_": 3}), "lr"),

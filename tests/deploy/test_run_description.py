@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("flwr.app")
+from fedc2i import __version__
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import names
-from fedc2i.core.version import __version__
 from fedc2i.data.federation import InputSpec
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.deploy.run_description import describe, fingerprint, own_files, reject_local_imports, understand

@@ -12,8 +12,8 @@ from fedc2i.core.settings import TrainingSettings
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.executors.stacked.chunks import in_chunks
-from fedc2i.methods.base import Download
 from fedc2i.methods.fedavg import FedAvg
+from fedc2i.methods.messages import Download
 from fedc2i.models.model import Model
 
 

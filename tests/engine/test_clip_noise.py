@@ -31,12 +31,13 @@ from fedc2i.engine.clip_noise import (
 )
 from fedc2i.engine.exchange import process
 from fedc2i.engine.server import Server
-from fedc2i.methods.base import Download, Method
+from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_top_k import FedC2ITopK
 from fedc2i.methods.fedproto import FedProto
 from fedc2i.methods.local import Local
+from fedc2i.methods.messages import Download
 from fedc2i.models.model import Model
 from support.method_checks import CPU, TRAINING, place, run
 

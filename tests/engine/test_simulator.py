@@ -23,12 +23,12 @@ from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.server import Server
 from fedc2i.engine.simulator import simulate
-from fedc2i.methods.base import Download, Method, Site, Uploads
+from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedprox import FedProx
 from fedc2i.methods.local import Local
-from fedc2i.methods.messages import relay
+from fedc2i.methods.messages import Download, Uploads, relay
 from fedc2i.models.model import Model, scale
 from fedc2i.training.local import Batch, draw_epochs
 from oracles import assert_same_model

@@ -23,9 +23,10 @@ from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.executors.stacked.stepper import GraphedFunction, Stepper
 from fedc2i.engine.records import Outcome
 from fedc2i.engine.simulator import simulate
-from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
+from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.messages import Download, Uploads
 from fedc2i.models.max_pool import max_pool
 from fedc2i.models.model import Model, split
 from fedc2i.models.networks import build

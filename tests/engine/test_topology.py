@@ -24,12 +24,13 @@ from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor, Personalis
 from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.server import Server
 from fedc2i.engine.topology import MOST_BYTES, parse
-from fedc2i.methods.base import Method, Uploads
+from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedfomo import FedFomo
 from fedc2i.methods.fedproto import FedProto
 from fedc2i.methods.local import Local
+from fedc2i.methods.messages import Uploads
 from fedc2i.methods.multi_krum import MultiKrum
 from fedc2i.methods.pfedgraph import PFedGraph
 from fedc2i.models.model import Model

@@ -25,8 +25,7 @@ from fedc2i.flower import wire
 from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.connections import SiteConnections
 from fedc2i.flower.message_format import Answer
-from fedc2i.methods import registry
-from fedc2i.methods.base import Method
+from fedc2i.methods.base import Method, get_method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_top_k import FedC2ITopK
@@ -41,7 +40,7 @@ both_methods = pytest.mark.parametrize("method", [FedAvg(), FedC2I()], ids=["fed
 def test_every_method_gives_the_numbers_of_the_in_process_engine(
     name: str, model: Model, federation: Federation
 ) -> None:
-    stage = Stage(registry.get(name)(), model, federation, rounds=3)
+    stage = Stage(get_method(name)(), model, federation, rounds=3)
     assert_same_rounds(stage.run(), stage.in_process())
 
 
@@ -82,7 +81,7 @@ def test_bytes_are_those_of_the_models_and_half_precision_halves_them(model: Mod
 
 
 def test_nothing_but_the_upload_scores_and_diagnostics_leaves_a_site(model: Model, federation: Federation) -> None:
-    stage = Stage(registry.get("fedrep")(), model, federation)
+    stage = Stage(get_method("fedrep")(), model, federation)
     seen: list[set[str]] = []
 
     def look(reply: Message) -> Message:
@@ -399,7 +398,7 @@ def test_resumed_after_any_round_it_ends_with_the_same_numbers(
     name: str, settings: dict[str, Any], model: Model, make_federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
     federation = make_federation(sizes=(12, 9, 7), validation=4)
-    method = FedC2ITopK(k=1, refresh=3) if name == "fedc2i-top" else registry.get(name)()
+    method = FedC2ITopK(k=1, refresh=3) if name == "fedc2i-top" else get_method(name)()
     want = Stage(method, model, federation, rounds=5, **settings).run()
     for killed in (1, 2, 4):
         stage, reports = Stage(method, model, federation, rounds=5, **settings), list[Round]()

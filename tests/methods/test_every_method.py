@@ -14,19 +14,18 @@ import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import options_of
 from fedc2i.data.federation import Federation
-from fedc2i.methods import registry
-from fedc2i.methods.base import Method
+from fedc2i.methods.base import Method, find_method, get_method, method_names
 from fedc2i.models.model import Model
 from fedc2i.runs.plan import parse_method
 from support.method_checks import OF_THEIR_OWN, SIZES, run, upload
 
 LOAD_ONE = """
 import sys
-from fedc2i.methods import registry
-assert registry.get("fedc2i").title == "FedC²I"
+from fedc2i.methods.base import find_method, get_method, method_names
+assert get_method("fedc2i").title == "FedC²I"
 assert "fedc2i.methods.fedavg" not in sys.modules
-assert registry.get("fedc2i-client").title  # a file of several methods
-assert len(registry.names()) > 20
+assert get_method("fedc2i-client").title  # a file of several methods
+assert len(method_names()) > 20
 """
 TAKE_A_NAME = """
 from fedc2i import Method, UserError
@@ -46,15 +45,15 @@ def test_only_what_is_asked_for_is_imported(script: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedc2", "base", "", "math", "../fedavg", "fedc2i_top_k"])
 def test_an_unknown_name_is_told_with_those_there_are(name: str) -> None:
-    assert registry.find(name) is None
+    assert find_method(name) is None
     with pytest.raises(UserError, match=r"unknown method .*allowed are ditto, .*trimmed-mean and FILE\.py:CLASS"):
-        registry.get(name)
+        get_method(name)
 
 
 def test_all_names_are_listed_and_reconstructions_say_so() -> None:
-    assert registry.names() == sorted(Method.registry)
+    assert method_names() == sorted(Method.registry)
     assert {name for name, kind in Method.registry.items() if kind.reconstruction} == {"fedcalm", "fedic"}
-    assert all("reconstruction" in registry.get(name).reconstruction for name in ("fedcalm", "fedic"))
+    assert all("reconstruction" in get_method(name).reconstruction for name in ("fedcalm", "fedic"))
 
 
 # Privacy: the complete list of what leaves a client, of a model with BatchNorm. A prefix is for the server.

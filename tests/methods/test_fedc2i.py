@@ -12,10 +12,10 @@ from torch.testing import assert_close
 
 from fedc2i.core.params import stack
 from fedc2i.data.federation import Federation
-from fedc2i.methods.base import Method, Probe, Site, Uploads
+from fedc2i.methods.base import Method, Probe, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.methods.messages import relay
+from fedc2i.methods.messages import Uploads, relay
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 from oracles.fedc2i import Problem, by_powers

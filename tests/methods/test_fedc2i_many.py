@@ -14,11 +14,11 @@ from fedc2i.core.params import stack
 from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.simulator import simulate
-from fedc2i.methods.base import Site, Uploads
+from fedc2i.methods.base import Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i_many import FedC2IMany
 from fedc2i.methods.math.influence import Gamma
-from fedc2i.methods.messages import Peers, relay
+from fedc2i.methods.messages import Peers, Uploads, relay
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
 from oracles import assert_same_model

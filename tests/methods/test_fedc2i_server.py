@@ -19,7 +19,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.client import LocalClient, RunContext
 from fedc2i.engine.executors.workers import pool
 from fedc2i.methods import fedc2i_server
-from fedc2i.methods.base import Download, Probe, Site, Uploads
+from fedc2i.methods.base import Probe, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_server import (
@@ -31,7 +31,7 @@ from fedc2i.methods.fedc2i_server import (
     stated_losses,
 )
 from fedc2i.methods.local import Local
-from fedc2i.methods.messages import relay
+from fedc2i.methods.messages import Download, Uploads, relay
 from fedc2i.models.model import Model, scale, split
 from fedc2i.models.networks import build
 from fedc2i.training.local import Batch

@@ -16,10 +16,10 @@ from fedc2i.core.params import Params, size_in_bytes, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.executors.workers import pool
 from fedc2i.engine.server import Server
-from fedc2i.methods.base import Download, Site, Uploads
+from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_top_k import Chosen, FedC2ITopK, beside, choose, scores, spread
-from fedc2i.methods.messages import relay
+from fedc2i.methods.messages import Download, Uploads, relay
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
 from oracles import assert_same_model

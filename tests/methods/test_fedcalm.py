@@ -10,9 +10,9 @@ import torch
 
 from fedc2i.core.params import Params, row
 from fedc2i.data.federation import Federation
-from fedc2i.methods.base import Uploads
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedcalm import FedCALM, conflict_free
+from fedc2i.methods.messages import Uploads
 from fedc2i.models.model import Model
 from oracles import assert_same_model
 from oracles import fedcalm as oracle

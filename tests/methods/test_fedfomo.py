@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fedc2i.core.params import Params, prefixed, select, stack
 from fedc2i.data.federation import Federation
-from fedc2i.methods.base import Probe, Site, Uploads
+from fedc2i.methods.base import Probe, Site
 from fedc2i.methods.fedfomo import FedFomo, first_order_gains
-from fedc2i.methods.messages import VALID, relay
+from fedc2i.methods.messages import VALID, Uploads, relay
 from fedc2i.models.model import Model, scale
 from fedc2i.training.local import Batch
 from oracles import assert_same_model

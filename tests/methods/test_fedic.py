@@ -11,8 +11,9 @@ import torch
 
 from fedc2i.core.params import row
 from fedc2i.data.federation import Federation
-from fedc2i.methods.base import Download, Phase, Uploads
+from fedc2i.methods.base import Phase
 from fedc2i.methods.fedic import FedIC, cosine_similarity, first_neighbours
+from fedc2i.methods.messages import Download, Uploads
 from fedc2i.models.model import Model
 from oracles import assert_same_model, fedpac
 from oracles import fedic as oracle

@@ -11,8 +11,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.params import Params, row, select
 from fedc2i.data.federation import Federation
-from fedc2i.methods.base import Phase, Uploads
+from fedc2i.methods.base import Phase
 from fedc2i.methods.fedpac import FedPAC
+from fedc2i.methods.messages import Uploads
 from fedc2i.models.model import Model
 from oracles import assert_same_model
 from oracles import fedpac as oracle

@@ -10,10 +10,10 @@ import torch
 
 from fedc2i.core.params import Params, select, stack
 from fedc2i.data.federation import Federation
-from fedc2i.methods.base import Uploads
 from fedc2i.methods.fedproto import FedProto, nearness
 from fedc2i.methods.local import Local
 from fedc2i.methods.math.prototypes import Prototypes
+from fedc2i.methods.messages import Uploads
 from fedc2i.models.model import Model
 from oracles import assert_same_model
 from oracles.fedproto import client_prototypes, global_prototypes, loss, nearest

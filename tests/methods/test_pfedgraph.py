@@ -15,8 +15,8 @@ from torch.nn import functional as F  # noqa: N812
 from fedc2i.core.params import row
 from fedc2i.core.settings import TrainingSettings
 from fedc2i.data.federation import Federation
-from fedc2i.methods.base import Uploads
 from fedc2i.methods.fedavg import FedAvg
+from fedc2i.methods.messages import Uploads
 from fedc2i.methods.pfedgraph import PFedGraph, collaboration, cosine_distance, cosines
 from fedc2i.models.model import Model
 from oracles import assert_same_model

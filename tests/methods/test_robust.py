@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from fedc2i.data.federation import Federation
-from fedc2i.methods.base import Method, Uploads
+from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.median import Median
+from fedc2i.methods.messages import Uploads
 from fedc2i.methods.multi_krum import MultiKrum, krum_scores, squared_distances
 from fedc2i.methods.trimmed_mean import TrimmedMean
 from fedc2i.models.model import Model

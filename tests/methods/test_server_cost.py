@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedc2i.methods.base import Method, Uploads
+from fedc2i.methods.base import Method
 from fedc2i.methods.fedcalm import FedCALM
 from fedc2i.methods.fedic import FedIC
 from fedc2i.methods.fedpac import FedPAC
+from fedc2i.methods.messages import Uploads
 from fedc2i.methods.pfedgraph import PFedGraph
 
 CLIENTS, CLASSES, DIM, LAYERS = 5, 10, 8, 8

@@ -23,11 +23,12 @@ from fedc2i.engine.client import LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.executors.workers import pool
-from fedc2i.methods.base import Download, Method, Site
+from fedc2i.methods.base import Method, Site
 from fedc2i.methods.ditto import Ditto
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedprox import FedProx
 from fedc2i.methods.fedrep import FedRep
+from fedc2i.methods.messages import Download
 from fedc2i.models.model import Model, scale
 from fedc2i.models.networks import build
 from fedc2i.runs.driver import execute

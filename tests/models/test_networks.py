@@ -9,7 +9,7 @@ import torch
 import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation, InputSpec
-from fedc2i.methods import registry
+from fedc2i.methods.base import method_names
 from fedc2i.models.networks import build
 
 TABLE, SIGNAL, IMAGE = (InputSpec(shape, torch.float32) for shape in ((5,), (2, 16), (3, 16, 16)))
@@ -63,7 +63,7 @@ def test_models_that_do_not_fit_are_refused(name: str, sample: InputSpec, words:
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn1d"])
-@pytest.mark.parametrize("method", registry.names())
+@pytest.mark.parametrize("method", method_names())
 def test_every_method_runs_on_every_kind_of_data_or_says_why_not(method: str, model: str) -> None:
     data = federation((2, 16) if model == "cnn1d" else (4,))
     settings = {"model": model, "rounds": 2, "seeds": [0], "batch_size": 4}

@@ -23,7 +23,8 @@ from fedc2i.engine.client import ClientData, LocalClient, RunContext, predict_al
 from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.executors.stacked.padded_data import pad
-from fedc2i.methods.base import Download, Method, Phase, Site
+from fedc2i.methods.base import Method, Phase, Site
+from fedc2i.methods.messages import Download
 from fedc2i.models.model import Model, scale
 from fedc2i.training.local import Batch, Optimiser, draw_epochs, train
 from fedc2i.training.metrics import means, score

@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from fedc2i import __version__
 from fedc2i.core.errors import UserError
-from fedc2i.core.version import __version__
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 PANELS = {  # the sections of `fedc2i --help`; `flower-local` is the `app` of flower_local.py

@@ -21,11 +21,10 @@ def methods(
 ) -> None:
     """List the methods, or show the options of one, with those of every method and the settings of every run."""
     from fedc2i.core.files import to_json
-    from fedc2i.methods import registry
-    from fedc2i.methods.base import Method
+    from fedc2i.methods.base import Method, get_method, method_names
     from fedc2i.runs.settings import RunSettings
 
-    kinds = [registry.get(one) for one in ([name] if name else registry.names())]
+    kinds = [get_method(one) for one in ([name] if name else method_names())]
     if json:
         listed: dict[str, Any] = {
             kind.name: {"about": kind.about, "reconstruction": kind.reconstruction, "options": _options(kind)}

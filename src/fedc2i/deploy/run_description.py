@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedc2i import __version__
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import is_plugin, plugin_file
 from fedc2i.core.options import names
 from fedc2i.core.params import Params
-from fedc2i.core.version import __version__
 from fedc2i.data.federation import InputSpec
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.data.schema import Schema

@@ -18,7 +18,7 @@ from fedc2i.core.settings import EngineSettings
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Diagnostics, Metrics, Point, Round, over_all_clients
 from fedc2i.engine.server import Mailbox, Server
-from fedc2i.methods.base import Download
+from fedc2i.methods.messages import Download
 
 Clients = tuple[int, ...]  # in table order
 

@@ -21,7 +21,8 @@ from fedc2i.core.params import (
     uniform,
     unprefixed,
 )
-from fedc2i.methods.base import Download, Method, Uploads
+from fedc2i.methods.base import Method
+from fedc2i.methods.messages import Download, Uploads
 
 NOT_FINITE = "not finite"
 REPORTS = "reports/"  # of a server's tensors: on the CPU, wherever the models are

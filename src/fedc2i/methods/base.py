@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i import methods
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, nearest, one_line
 from fedc2i.core.options import option, validate
-from fedc2i.core.params import Params, Stacked, floating, mix, rows, select, uniform
+from fedc2i.core.params import Params, floating, mix, select, uniform
 from fedc2i.methods.math.influence import progress
-from fedc2i.methods.messages import Peers
+from fedc2i.methods.messages import Download, Peers, Uploads
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 
@@ -96,68 +96,6 @@ class Site:
     def logits(self, params: Params, x: Tensor) -> Tensor:
         """Head of features, ``(B, C)``."""
         return self.model.head(params, self.features(params, x))
-
-
-@dataclass(frozen=True)
-class Uploads:
-    """What the server holds of K clients: every tensor ``(K, ...)``, in the order of ``clients``.
-
-    Attributes:
-        tensors: the stacked uploads.
-        clients: their numbers in the federation.
-        samples: ``(K,)`` how many training samples each has.
-        ages: ``(K,)`` rounds since each was sent; 0 is this round's.
-        round: the present round, from 1.
-        reports: what each reported last, by the names in `Method.reads_reports`: ``(K, K, ...)`` on the CPU, row k what
-            client k said of each of ``clients``, nan where it said nothing; empty if nobody has reported yet.
-    """
-
-    tensors: Stacked
-    clients: tuple[int, ...]
-    samples: Tensor
-    ages: Tensor
-    round: int = 0
-    reports: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def recent(self, age: int) -> Uploads:
-        """Those sent at most ``age`` rounds ago; the youngest if all are older."""
-        ages = self.ages.tolist()
-        kept = [k for k, own in enumerate(ages) if own <= max(age, min(ages))]
-        if len(kept) == len(ages):
-            return self
-        return Uploads(
-            rows(self.tensors, kept),
-            tuple(self.clients[k] for k in kept),
-            self.samples[kept],
-            self.ages[kept],
-            self.round,
-            {name: values[kept][:, kept] for name, values in self.reports.items()},
-        )
-
-
-@dataclass(frozen=True)
-class Download:
-    """What the server sends: ``shared`` entries to every client, of ``personal`` ones each its own row.
-
-    ``clients`` says whose rows those are, and whose models any relayed stack holds.
-    """
-
-    shared: Params = field(default_factory=dict)
-    personal: Stacked = field(default_factory=dict)
-    clients: tuple[int, ...] = ()
-
-    def position(self, client: int) -> int:
-        """Where the client's row is, -1 if the server has nothing of it yet."""
-        return self.clients.index(client) if client in self.clients else -1
-
-    def to(self, client: int) -> Params:
-        """What this client receives; one that the server does not know yet gets the mean of all rows."""
-        where = self.position(client)
-        own = {
-            name: rows[where] if where >= 0 else rows.to(torch.float32).mean(0).to(rows.dtype)
-            for name, rows in self.personal.items()
-        }
-        return {**self.shared, **own}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,3 +227,27 @@ def import_modules(only: str = "") -> None:
     for module in pkgutil.iter_modules(methods.__path__):
         if not module.ispkg and only in ("", module.name):
             importlib.import_module(f"{methods.__name__}.{module.name}")
+
+
+def find_method(name: str) -> type[Method] | None:
+    """The method of that name, if there is one; its own module is imported, all of them if it has none."""
+    if name not in Method.registry:
+        import_modules(name.replace("-", "_"))
+    if name not in Method.registry:
+        import_modules()
+    return Method.registry.get(name)
+
+
+def get_method(name: str) -> type[Method]:
+    """The method of that name; a `UserError` that lists those there are if there is none."""
+    if (found := find_method(name)) is None:
+        allowed = method_names()
+        hint = nearest(name, allowed)
+        raise UserError(f"unknown method '{one_line(name)}'{hint}, allowed are {', '.join(allowed)} and FILE.py:CLASS")
+    return found
+
+
+def method_names() -> list[str]:
+    """Every method there is, in alphabetical order."""
+    import_modules()
+    return sorted(Method.registry)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedc2i.core.options import option
-from fedc2i.methods.base import Method, Uploads
+from fedc2i.methods.base import Method
+from fedc2i.methods.messages import Uploads
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from torch import Tensor
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, finite, mix, select
-from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
+from fedc2i.methods.base import Method, Probe, Site
 from fedc2i.methods.math.first_order import first_order_losses
 from fedc2i.methods.math.influence import Gamma, Influence, class_losses, client_losses, sharp_cross_entropy, weigh
-from fedc2i.methods.messages import Peers, relay
+from fedc2i.methods.messages import Download, Peers, Uploads, relay
 from fedc2i.models.model import scale
 from fedc2i.training.local import Batch
 

@@ -28,10 +28,10 @@ from torch import Tensor
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, finite, mix
-from fedc2i.methods.base import Download, Site, Uploads
+from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.math.influence import Gamma, Influence, weigh
-from fedc2i.methods.messages import Peers
+from fedc2i.methods.messages import Download, Peers, Uploads
 
 
 @dataclass(frozen=True)

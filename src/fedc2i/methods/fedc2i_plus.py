@@ -28,11 +28,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, select
-from fedc2i.methods.base import Download, Site, Uploads
+from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedproto import ClassFeatures, prototype_loss
 from fedc2i.methods.math.prototypes import average, prototypes
-from fedc2i.methods.messages import relay
+from fedc2i.methods.messages import Download, Uploads, relay
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 

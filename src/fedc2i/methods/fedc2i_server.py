@@ -33,7 +33,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, Stacked, mix, prefixed, select, unprefixed
-from fedc2i.methods.base import Download, Method, Site, Uploads
+from fedc2i.methods.base import Method, Site
 from fedc2i.methods.math.first_order import changed_losses, changes
 from fedc2i.methods.math.influence import (
     Gamma,
@@ -46,7 +46,7 @@ from fedc2i.methods.math.influence import (
     weigh,
 )
 from fedc2i.methods.math.prototypes import AT_ONCE
-from fedc2i.methods.messages import Message, Parts, marked, without_broken
+from fedc2i.methods.messages import Download, Message, Parts, Uploads, marked, without_broken
 from fedc2i.training.local import Batch
 
 MEAN = "mean/"

@@ -16,9 +16,9 @@ from torch import Tensor
 from fedc2i.core import seeding
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, Stacked, select
-from fedc2i.methods.base import Download, Site, Uploads
+from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.methods.messages import Message
+from fedc2i.methods.messages import Download, Message, Uploads
 from fedc2i.training.local import Batch
 
 WEIGHTS = ("influence_vector", "influence_matrix")

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, mix
-from fedc2i.methods.base import Download, Method, Site, Uploads
+from fedc2i.methods.base import Method, Site
 from fedc2i.methods.math.quadratic_program import box_qp
-from fedc2i.methods.messages import Parts, marked
+from fedc2i.methods.messages import Download, Parts, Uploads, marked
 from fedc2i.training.local import Batch
 
 

@@ -23,8 +23,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, Stacked, mix, row
-from fedc2i.methods.base import Download, Method, Probe, Site, Uploads
-from fedc2i.methods.messages import relay
+from fedc2i.methods.base import Method, Probe, Site
+from fedc2i.methods.messages import Download, Uploads, relay
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 

@@ -26,11 +26,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, mix
-from fedc2i.methods.base import Download, Method, Phase, Site, Uploads
+from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.methods.fedpac import FedPAC, Statistics, class_statistics
 from fedc2i.methods.math.prototypes import Prototypes
 from fedc2i.methods.math.quadratic_program import combination_weights
-from fedc2i.methods.messages import Parts, marked
+from fedc2i.methods.messages import Download, Parts, Uploads, marked
 from fedc2i.training.local import Batch
 
 

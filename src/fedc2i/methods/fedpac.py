@@ -25,11 +25,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, mix, select
-from fedc2i.methods.base import Download, Phase, Site, Uploads
+from fedc2i.methods.base import Phase, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.math.prototypes import Prototypes, average, prototypes
 from fedc2i.methods.math.quadratic_program import combination_weights
-from fedc2i.methods.messages import Message, Parts, marked
+from fedc2i.methods.messages import Download, Message, Parts, Uploads, marked
 from fedc2i.training.local import Batch
 
 WEIGHTS = ("influence_vector", "influence_matrix")  # what the server sends along for reports

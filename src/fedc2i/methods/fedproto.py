@@ -26,9 +26,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params
-from fedc2i.methods.base import Download, Method, Site, Uploads
+from fedc2i.methods.base import Method, Site
 from fedc2i.methods.math.prototypes import Prototypes, average, prototypes
-from fedc2i.methods.messages import Message
+from fedc2i.methods.messages import Download, Message, Uploads
 from fedc2i.training.local import Batch
 
 

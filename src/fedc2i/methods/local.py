@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedc2i.core.params import Params
-from fedc2i.methods.base import Download, Method, Site, Uploads
+from fedc2i.methods.base import Method, Site
+from fedc2i.methods.messages import Download, Uploads
 from fedc2i.training.local import Batch
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedc2i.core.params import Params
-from fedc2i.methods.base import Download, Method, Uploads
+from fedc2i.methods.base import Method
+from fedc2i.methods.messages import Download, Uploads
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,20 @@
 """What clients and the server exchange, typed.
 
 An upload or a download is a flat mapping of named tensors, so that it passes unchanged through vmap, checkpoints and
-the network. The classes here are typed views of such mappings.
+the network. The classes here are typed views of such mappings, and what holds those of many clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.core.params import Params, Stacked, finite, select, unprefixed, zero_where_not
+from fedc2i.core.params import Params, Stacked, finite, rows, select, unprefixed, zero_where_not
 from fedc2i.methods.math.influence import equal_share
 from fedc2i.models.model import Model
 
@@ -51,6 +51,68 @@ class Message:
     def find(cls, entries: Params) -> Self | None:
         """The same, or none if the entries are not there."""
         return cls.read(entries) if cls.names()[0] in entries else None
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What the server holds of K clients: every tensor ``(K, ...)``, in the order of ``clients``.
+
+    Attributes:
+        tensors: the stacked uploads.
+        clients: their numbers in the federation.
+        samples: ``(K,)`` how many training samples each has.
+        ages: ``(K,)`` rounds since each was sent; 0 is this round's.
+        round: the present round, from 1.
+        reports: what each reported last, by the names in `Method.reads_reports`: ``(K, K, ...)`` on the CPU, row k what
+            client k said of each of ``clients``, nan where it said nothing; empty if nobody has reported yet.
+    """
+
+    tensors: Stacked
+    clients: tuple[int, ...]
+    samples: Tensor
+    ages: Tensor
+    round: int = 0
+    reports: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def recent(self, age: int) -> Uploads:
+        """Those sent at most ``age`` rounds ago; the youngest if all are older."""
+        ages = self.ages.tolist()
+        kept = [k for k, own in enumerate(ages) if own <= max(age, min(ages))]
+        if len(kept) == len(ages):
+            return self
+        return Uploads(
+            rows(self.tensors, kept),
+            tuple(self.clients[k] for k in kept),
+            self.samples[kept],
+            self.ages[kept],
+            self.round,
+            {name: values[kept][:, kept] for name, values in self.reports.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Download:
+    """What the server sends: ``shared`` entries to every client, of ``personal`` ones each its own row.
+
+    ``clients`` says whose rows those are, and whose models any relayed stack holds.
+    """
+
+    shared: Params = field(default_factory=dict)
+    personal: Stacked = field(default_factory=dict)
+    clients: tuple[int, ...] = ()
+
+    def position(self, client: int) -> int:
+        """Where the client's row is, -1 if the server has nothing of it yet."""
+        return self.clients.index(client) if client in self.clients else -1
+
+    def to(self, client: int) -> Params:
+        """What this client receives; one that the server does not know yet gets the mean of all rows."""
+        where = self.position(client)
+        own = {
+            name: rows[where] if where >= 0 else rows.to(torch.float32).mean(0).to(rows.dtype)
+            for name, rows in self.personal.items()
+        }
+        return {**self.shared, **own}
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Stacked
-from fedc2i.methods.base import Method, Uploads
+from fedc2i.methods.base import Method
 from fedc2i.methods.median import middle
+from fedc2i.methods.messages import Uploads
 
 
 @dataclass(frozen=True)

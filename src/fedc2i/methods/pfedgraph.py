@@ -24,10 +24,10 @@ from torch import Tensor
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, select
-from fedc2i.methods.base import Download, Site, Uploads
+from fedc2i.methods.base import Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.math.quadratic_program import project_simplex
-from fedc2i.methods.messages import Parts, marked
+from fedc2i.methods.messages import Download, Parts, Uploads, marked
 from fedc2i.training.local import Batch
 
 

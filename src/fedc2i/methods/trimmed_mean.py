@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, mix_tensor, uniform
-from fedc2i.methods.base import Download, Method, Uploads
+from fedc2i.methods.base import Method
+from fedc2i.methods.messages import Download, Uploads
 
 _DIGITS = 9  # 0.1 · 30 is a little more than 3 in binary
 

@@ -21,8 +21,7 @@ from fedc2i.data import npz
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.data.remote import PIXEL, RemoteFederation, blank_clients
 from fedc2i.engine.records import LARGE, POINTS, Point, Predictions, Round
-from fedc2i.methods import registry
-from fedc2i.methods.base import Method
+from fedc2i.methods.base import Method, find_method
 from fedc2i.models.model import Model
 from fedc2i.runs.folder import PREDICTIONS, SUMMARY
 from fedc2i.runs.plan import Plan, parse_method, prepare
@@ -182,7 +181,7 @@ def reopen(
     was = read_run(folder).written["data_checksums"]
     settings = read_toml(folder / "config.toml")
     wanted = method or str(settings["method"])
-    if isinstance(wanted, str) and not is_plugin(wanted) and registry.find(wanted) is None:
+    if isinstance(wanted, str) and not is_plugin(wanted) and find_method(wanted) is None:
         raise UserError(f"{folder}: its method '{wanted}' was an object of Python; give it there as method=...")
     ignored = {"method", "engine", *names(RunSettings, engine="flower")}  # it is computed in this process
     ignored |= set() if data is None else {*names(RunSettings, scope="data")}
@@ -287,7 +286,7 @@ def _method(wanted: str, options: Mapping[str, Any], summary: Mapping[str, Any])
     That of a Python file, or one made as an object in another process, is only described: reading a folder executes
     nothing in it.
     """
-    if not is_plugin(wanted) and (registry.find(wanted) or wanted != summary["method"]):
+    if not is_plugin(wanted) and (find_method(wanted) or wanted != summary["method"]):
         return parse_method(wanted)[:2]
     shared = {own.name for own in fields(Method)}
     own = [(name, type(value), field(default=value)) for name, value in options.items() if name not in shared]

@@ -21,8 +21,7 @@ from fedc2i.data import sources
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.records import Round
 from fedc2i.engine.simulator import check
-from fedc2i.methods import registry
-from fedc2i.methods.base import Method
+from fedc2i.methods.base import Method, get_method
 from fedc2i.models import networks
 from fedc2i.models.model import Model
 from fedc2i.runs.fingerprint import Fingerprint
@@ -245,7 +244,7 @@ def parse_method(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any
         name, _, options = wanted.partition(":")
         if name.endswith(".toml"):
             raise UserError(f"'{name}' is no method; a file of settings is given as --config {name}")
-        kind = registry.get(name)
+        kind = get_method(name)
     _require_name(kind, name)
     own = {}
     for entry in filter(None, options.split(",")):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedc2i import __version__
 from fedc2i.core.errors import UserError
-from fedc2i.core.version import __version__
 from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine.records import LARGE, POINTS, Outcome, Point, Predictions, Round

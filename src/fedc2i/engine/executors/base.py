@@ -15,7 +15,7 @@ from torch import Tensor
 from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.records import Metrics
-from fedc2i.methods.base import Download
+from fedc2i.methods.messages import Download
 
 OnClient = Callable[[int, int], None]  # the number of clients that have trained in this round, and of how many
 

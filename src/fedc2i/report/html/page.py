@@ -9,9 +9,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fedc2i import __version__
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
-from fedc2i.core.version import __version__
 from fedc2i.report.html.chart_data import chart_data, to_script
 from fedc2i.report.html.influence_text import client_influences, influence_text
 from fedc2i.report.html.intervals import read_intervals

@@ -26,7 +26,7 @@ from fedc2i.engine.client import ClientData, LocalClient, Piece, RunContext
 from fedc2i.engine.executors.base import ClientBatch, OnClient, Personalised, Trained
 from fedc2i.engine.executors.workers.pool import Layout, Pool, SharedMemory, Worker
 from fedc2i.engine.records import Metrics
-from fedc2i.methods.base import Download
+from fedc2i.methods.messages import Download
 from fedc2i.training.local import Batch
 from fedc2i.training.metrics import defined
 
