@@ -10,8 +10,8 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from fedc2i.core.errors import UserError
-from fedc2i.data.federation import Client, Federation, Split
-from fedc2i.data.partition import partition, stratified_order
+from fedc2i.data.federation import Client, Federation, Split, stratified_order
+from fedc2i.data.partition import partition
 
 
 def numbered(labels: list[int], start: int = 0) -> Split:

@@ -27,9 +27,8 @@ from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.messages import Download, Uploads
-from fedc2i.models.max_pool import max_pool
 from fedc2i.models.model import Model, split
-from fedc2i.models.networks import build
+from fedc2i.models.networks import build, max_pool
 from fedc2i.training.local import Batch
 from support.method_checks import OF_THEIR_OWN, in_double
 from support.simulation import Run, assert_close_run, simulated

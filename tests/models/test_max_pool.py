@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 from torch.func import grad, vmap
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.models.max_pool import max_pool
+from fedc2i.models.networks import max_pool
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:

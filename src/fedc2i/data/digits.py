@@ -33,9 +33,7 @@ from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits, load_sample_images
 
 from fedc2i.core.errors import UserError
-from fedc2i.data import images
-from fedc2i.data.federation import Client, DataOptions, Federation, Split
-from fedc2i.data.partition import stratified_order
+from fedc2i.data.federation import Client, DataOptions, Federation, Split, stratified_order
 
 SIZE = 28
 SEED = 20_240_501
@@ -171,7 +169,7 @@ def load(argument: str, options: DataOptions) -> Federation:
     clients = tuple(
         Client(
             display[name],
-            *(Split.from_numpy(images.resize(x, options.image_size or SIZE), y) for x, y in built[display[name]]),
+            *(Split.from_numpy(_resized(x, options.image_size or SIZE), y) for x, y in built[display[name]]),
         )
         for name in chosen
     )
@@ -182,6 +180,14 @@ def load(argument: str, options: DataOptions) -> Federation:
         notes=NOTES,
         preset={"model": "lenet5", "rounds": 20},
     )
+
+
+def _resized(images: Pixels, size: int) -> Pixels:
+    if size == SIZE:
+        return images
+    from fedc2i.data.images import resize
+
+    return resize(images, size)
 
 
 @functools.lru_cache(maxsize=1)

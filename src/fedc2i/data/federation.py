@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -166,6 +166,8 @@ class Federation:
     averages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     attachments: Mapping[str, str] = field(default_factory=dict)
 
+    has_samples: ClassVar[bool] = True  # those of a `RemoteFederation` are blank
+
     def __post_init__(self) -> None:
         if not self.clients:
             raise UserError(f"{self.name}: no clients")
@@ -268,3 +270,20 @@ def _digest(client: Client) -> str:
         digest.update(split.x.contiguous().numpy().tobytes())
         digest.update(split.y.contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def stratified_order(labels: np.ndarray[Any, Any], keys: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """An order of the samples in which every run of neighbours has about the class shares of the whole.
+
+    Args:
+        labels: ``(N,)`` classes.
+        keys: ``(N,)`` distinct numbers that order the samples within a class, e.g. random ones.
+
+    Returns:
+        ``(N,)`` indices. The i-th of a class's n samples stands at (i + 1/2)/n of the way.
+    """
+    position = np.empty(len(labels))
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        position[rows[np.argsort(keys[rows])]] = (np.arange(len(rows)) + 0.5) / len(rows)
+    return np.lexsort((keys, position))

@@ -23,8 +23,7 @@ import numpy as np
 from fedc2i.core.errors import UserError
 from fedc2i.data import images
 from fedc2i.data.converted_files import WINDOWS_FILES
-from fedc2i.data.federation import Client, DataOptions, Federation, Split
-from fedc2i.data.partition import stratified_order
+from fedc2i.data.federation import Client, DataOptions, Federation, Split, stratified_order
 
 SIZE = 32
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1

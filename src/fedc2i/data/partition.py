@@ -76,23 +76,6 @@ def partition(federation: Federation, spec: str, seed: int = 0, *, min_samples: 
     )
 
 
-def stratified_order(labels: np.ndarray[Any, Any], keys: np.ndarray[Any, Any]) -> Indices:
-    """An order of the samples in which every run of neighbours has about the class shares of the whole.
-
-    Args:
-        labels: ``(N,)`` classes.
-        keys: ``(N,)`` distinct numbers that order the samples within a class, e.g. random ones.
-
-    Returns:
-        ``(N,)`` indices. The i-th of a class's n samples stands at (i + 1/2)/n of the way.
-    """
-    position = np.empty(len(labels))
-    for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        position[rows[np.argsort(keys[rows])]] = (np.arange(len(rows)) + 0.5) / len(rows)
-    return np.lexsort((keys, position))
-
-
 def _parse(spec: str) -> _Spec:
     kind, *numbers = spec.split(":")
     arity = {"iid": 1, "dirichlet": 2, "shards": 2, "quantity": 2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -29,6 +29,8 @@ class RemoteFederation(Federation):
     sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     schema: Schema | None = None
+
+    has_samples: ClassVar[bool] = False
 
     def samples(self) -> dict[str, dict[str, int]]:
         """How many samples the clients report."""

@@ -19,9 +19,8 @@ import numpy as np
 from fedc2i.core import memory
 from fedc2i.core.errors import UserError, flaw, one_line
 from fedc2i.core.seeding import key
-from fedc2i.data.federation import Client, DataOptions, Federation, Split
+from fedc2i.data.federation import Client, DataOptions, Federation, Split, stratified_order
 from fedc2i.data.folder import entries, natural_key
-from fedc2i.data.partition import stratified_order
 from fedc2i.data.schema import MOST_COLUMNS, Encoder, Schema, agree, check_types, describe
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from torch import Tensor
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, finite, mix, select
 from fedc2i.methods.base import Method, Probe, Site
-from fedc2i.methods.math.first_order import first_order_losses
 from fedc2i.methods.math.influence import Gamma, Influence, class_losses, client_losses, sharp_cross_entropy, weigh
 from fedc2i.methods.messages import Download, Peers, Uploads, relay
 from fedc2i.models.model import scale
@@ -94,6 +93,8 @@ class FedC2I(Method):
         if self.influence == "exact":
             losses = client_losses(loss, peers.bodies, peers.valid)  # l_{-i}
         else:
+            from fedc2i.methods.math.first_order import first_order_losses
+
             losses = first_order_losses(loss, peers.bodies, peers.valid, select(peers.bodies, site.model.trainable))
         return self.weigh(losses, self.gamma, peers, site)  # λ_i ∝ l_{-i}^γ
 

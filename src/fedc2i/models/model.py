@@ -20,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params
+from fedc2i.data.federation import InputSpec
 
 _PRECISIONS = (torch.float32, torch.float64)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
@@ -38,12 +39,14 @@ class Model:
         has_statistics: whether BatchNorm layers take statistics of a batch in training.
         evaluates_in_batches: whether some do so at evaluation, too.
         has_dropout: whether it draws random numbers in training, by its layers or as seen when it was validated.
+        made_for: the samples and the number of classes that a model of this package was built for.
     """
 
     def __init__(self, build: Callable[[], nn.Module], head: str, name: str = "custom") -> None:
         module = _build(build, name)
         layer = _head_layer(module, head, name)
         self.name = name
+        self.made_for: tuple[InputSpec, int] | None = None
         self.head_layer = head
         self.classes = layer.out_features
         self.feature_size = layer.in_features

@@ -13,7 +13,6 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedc2i.analysis.significance import DIGITS, bootstrap_interval, pooled_deviations
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json, write_atomically
 from fedc2i.engine.records import MOST_NAMED, POINTS, Point
@@ -156,6 +155,8 @@ def distances(results: Sequence[Result], point: Point) -> tuple[int, list[tuple[
         return best, [interval(drawn[best] - own) for own in drawn]
     if len(seeds) < 2:
         return best, [None] * len(results)
+    from fedc2i.analysis.significance import DIGITS, bootstrap_interval
+
     differences = [np.round(values[best] - own, DIGITS) for own in values]
     return best, [bootstrap_interval(own) if np.isfinite(own).all() else None for own in differences]
 
@@ -187,6 +188,8 @@ def difference(ours: Score, theirs: Score | None, column: str, result: Result) -
     stand_ins = {name for name in result.federation.names if averages and not any(name in own for own in averages)}
     if theirs is None or column in stand_ins or (column == "Avg" and stand_ins):
         return ""
+    from fedc2i.analysis.significance import pooled_deviations  # for the paper's tables only
+
     deviations = pooled_deviations(ours.mean, ours.sd, theirs.mean, theirs.sd)
     return f"{ours.mean - theirs.mean:+z.2f} pt" if deviations is None else f"{deviations:+z.1f} sd"
 

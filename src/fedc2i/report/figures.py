@@ -12,7 +12,6 @@ import numpy as np
 from fedc2i.analysis import weights
 from fedc2i.core.files import write_atomically
 from fedc2i.data.federation import Federation
-from fedc2i.data.remote import RemoteFederation
 from fedc2i.data.sources import shows_images
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.report.table import WHEN, metric_words
@@ -32,7 +31,7 @@ MOST_LABELS = 40  # names on an axis that can still be read
 def draw_run(result: Result, folder: Path) -> None:
     """Every figure of one run into its folder."""
     save(accuracy(result), folder / "accuracy.png")
-    if not isinstance(result.federation, RemoteFederation) and shows_images(result.federation):
+    if result.federation.has_samples and shows_images(result.federation):
         save(samples(result.federation), folder / "samples.png")
     vectors = weights.by_round(result, "influence_vector")
     if vectors.size:

@@ -15,7 +15,6 @@ import numpy as np
 from fedc2i import __version__
 from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
-from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine.records import LARGE, POINTS, Outcome, Point, Predictions, Round
 from fedc2i.methods.base import Method
 from fedc2i.runs.settings import RunSettings
@@ -133,7 +132,7 @@ class Result:
     @property
     def majority(self) -> dict[str, float]:
         """By client the share (%) of the most frequent class in its test data; empty where that is not known."""
-        if isinstance(self.federation, RemoteFederation):
+        if not self.federation.has_samples:
             return dict(self.written.get("majority", {}))
         counts = {client.name: client.test.y.bincount() for client in self.federation.clients}
         return {name: 100 * int(own.max()) / int(own.sum()) for name, own in counts.items()}
