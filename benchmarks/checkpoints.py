@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fedc2i
+from fedc2i.engine.checkpoint import State
 from fedc2i.engine.records import Round
-from fedc2i.engine.state import State
 from fedc2i.runs import driver
 from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import Checkpoints

@@ -12,21 +12,19 @@ import torch
 
 from fedc2i.core import files
 from fedc2i.core.errors import UserError
-from fedc2i.engine import checkpoint_file
+from fedc2i.engine import checkpoint
 
 INFINITE = float("inf")
 
 
 def save(folder: Path, *rounds: int) -> None:
     for number in rounds:
-        checkpoint_file.save(
-            folder, number, {"w": torch.full((3,), float(number))}, {"round": number, "sent": [number, 0]}
-        )
+        checkpoint.save(folder, number, {"w": torch.full((3,), float(number))}, {"round": number, "sent": [number, 0]})
 
 
 def latest(folder: Path) -> int | None:
     """The round that would be gone on with; its tensors and values belong to it."""
-    found = checkpoint_file.load(folder)
+    found = checkpoint.load(folder)
     if found is None:
         return None
     assert found.tensors["w"].tolist() == [found.round] * 3
@@ -49,8 +47,8 @@ def test_there_and_back(tmp_path: Path) -> None:
         "d": tied[:0],
     }
     values = {"sent": [0, 2], "patience": [-INFINITE, 0], "names": {"ä\n": None}, "open": {"trained": [{"loss": 0.1}]}}
-    checkpoint_file.save(tmp_path / "deep" / "er", 12, tensors, values)
-    found = checkpoint_file.load(tmp_path / "deep" / "er")
+    checkpoint.save(tmp_path / "deep" / "er", 12, tensors, values)
+    found = checkpoint.load(tmp_path / "deep" / "er")
     assert found is not None
     assert (found.round, found.values) == (12, values)
     assert set(found.tensors) == set(tensors)
@@ -94,10 +92,10 @@ def test_the_same_bits_are_written_once_and_names_keep_their_order(tmp_path: Pat
         **{"z": nans, "y": zeros, "x": nans.clone(), "w": -zeros, "v": zeros.clone(), "u": late},
         **{"t": zeros.reshape(10, 100), "s": zeros.to(torch.int32)},
     }
-    checkpoint_file.save(tmp_path, 1, tensors, {})
+    checkpoint.save(tmp_path, 1, tensors, {})
     size = (tmp_path / "round000001.safetensors").stat().st_size
     assert 6 * 4000 < size < 6 * 4000 + 1000
-    found = checkpoint_file.load(tmp_path)
+    found = checkpoint.load(tmp_path)
     assert found is not None
     assert list(found.tensors) == list(tensors)
     for name, own in tensors.items():
@@ -106,8 +104,8 @@ def test_the_same_bits_are_written_once_and_names_keep_their_order(tmp_path: Pat
 
 
 def test_none_is_there_at_first(tmp_path: Path) -> None:
-    assert checkpoint_file.load(tmp_path / "nowhere") is None
-    assert checkpoint_file.load(tmp_path) is None
+    assert checkpoint.load(tmp_path / "nowhere") is None
+    assert checkpoint.load(tmp_path) is None
 
 
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
@@ -119,7 +117,7 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
 def test_files_of_other_names_are_not_in_the_way(tmp_path: Path) -> None:
     for name in ("round3 (copy).json", "round1-old.json", "rounds.json", "round9.txt"):
         (tmp_path / name).write_text("a user's own")
-    assert checkpoint_file.load(tmp_path) is None
+    assert checkpoint.load(tmp_path) is None
     save(tmp_path, 1, 2, 3)
     assert latest(tmp_path) == 3
     assert len(names(tmp_path)) == 4 + 4
@@ -174,7 +172,7 @@ def test_if_all_are_damaged_a_line_says_which(tmp_path: Path) -> None:
     flip(tmp_path / "round000001.safetensors")
     cut(tmp_path / "round000002.json")
     with pytest.raises(UserError, match=r"all checkpoints are damaged \(rounds 2, 1\)$"):
-        checkpoint_file.load(tmp_path)
+        checkpoint.load(tmp_path)
 
 
 # A process that is killed, a disk that is full.
@@ -250,4 +248,4 @@ def test_a_file_larger_than_memory_is_refused_before_it_is_read(tmp_path: Path) 
     with (tmp_path / "round000001.safetensors").open("r+b") as file:
         file.truncate(2**43)  # takes no room on the disk
     with pytest.raises(UserError, match=r"round000001\.safetensors: its contents declare 8,796,093,022,208 bytes"):
-        checkpoint_file.load(tmp_path)
+        checkpoint.load(tmp_path)

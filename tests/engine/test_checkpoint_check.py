@@ -13,10 +13,11 @@ import fedc2i
 from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core.params import prefixed, size_in_bytes, unprefixed
 from fedc2i.core.settings import EngineSettings, TrainingSettings
-from fedc2i.engine import checkpoint_file
+from fedc2i.engine import checkpoint
+from fedc2i.engine.checkpoint import ResumePoint, layout, state_size
+from fedc2i.engine.checkpoint_check import check_state
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.simulator import simulate
-from fedc2i.engine.state import ResumePoint, check_state, layout, state_size
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import RunFolder
@@ -103,7 +104,7 @@ def test_what_was_told_counts_in_the_upload_behind_an_interruption(
 ) -> None:
     method, federation = Method.registry["fedc2i-top-k"](k=1), make_federation((12, 9, 7, 8))
     assert_goes_on(tmp_path, method, model, federation, rounds=2)
-    saved = checkpoint_file.load(tmp_path / "1")
+    saved = checkpoint.load(tmp_path / "1")
     assert saved is not None
     assert saved.values["0"]["report_bytes"] > 0
 
@@ -147,7 +148,7 @@ def test_the_state_of_another_model_is_refused(
     tmp_path: Path, federation: Federation, make_model: Callable[..., Model]
 ) -> None:
     assert_goes_on(tmp_path, FedAvg(), make_model(), federation)
-    saved = checkpoint_file.load(tmp_path / "1")
+    saved = checkpoint.load(tmp_path / "1")
     assert saved is not None
     with pytest.raises(UserError, match="the checkpoint after round 1 is of another model or of other clients"):
         simulate(
@@ -176,15 +177,13 @@ VALUES: list[tuple[str, Any]] = [
 ]
 
 
-def with_other(
-    saved: checkpoint_file.Checkpoint, name: str, turn: Callable[[torch.Tensor], Any]
-) -> dict[str, torch.Tensor]:
+def with_other(saved: checkpoint.Checkpoint, name: str, turn: Callable[[torch.Tensor], Any]) -> dict[str, torch.Tensor]:
     changed = {**saved.tensors, name: turn(saved.tensors[name])}
     return {name: own for name, own in changed.items() if own is not None}
 
 
-def kept_by(folder: Path) -> checkpoint_file.Checkpoint:
-    saved = checkpoint_file.load(folder / "checkpoints")
+def kept_by(folder: Path) -> checkpoint.Checkpoint:
+    saved = checkpoint.load(folder / "checkpoints")
     assert saved is not None
     return saved
 
@@ -198,12 +197,12 @@ def test_tensors_that_do_not_fit_are_refused(
     saved = kept_by(tmp_path)
     name = next(name for name in saved.tensors if name.startswith(f"seed0/{part}/"))
     for how, turn in TURNED.items():
-        checkpoint_file.save(tmp_path / "checkpoints", 1, with_other(saved, name, turn), saved.values)
+        checkpoint.save(tmp_path / "checkpoints", 1, with_other(saved, name, turn), saved.values)
         line = refused(tmp_path, federation, model)
         assert "no checkpoint can be used (round 1: the checkpoint after round 1 is " in line, how
         said = "of another model or of other clients" if part == "own" else f"damaged ({name.removeprefix('seed0/')}: ["
         assert said in line, how
-    checkpoint_file.save(tmp_path / "checkpoints", *saved)
+    checkpoint.save(tmp_path / "checkpoints", *saved)
     fedc2i.resume(tmp_path, federation, model)
 
 
@@ -214,9 +213,9 @@ def test_values_that_do_not_fit_are_refused(
     saved = kept_by(tmp_path)
     for name, odd in VALUES:
         assert repr(saved.values["0"][name]) != repr(odd)
-        checkpoint_file.save(tmp_path / "checkpoints", 1, saved.tensors, {"0": {**saved.values["0"], name: odd}})
+        checkpoint.save(tmp_path / "checkpoints", 1, saved.tensors, {"0": {**saved.values["0"], name: odd}})
         assert "the checkpoint after round 1 is damaged (" in refused(tmp_path, federation, model), (name, odd)
-    checkpoint_file.save(tmp_path / "checkpoints", *saved)
+    checkpoint.save(tmp_path / "checkpoints", *saved)
     fedc2i.resume(tmp_path, federation, model)
 
 
@@ -229,7 +228,7 @@ def test_a_seed_goes_on_only_between_two_rounds(
     for path in (tmp_path / "checkpoints").glob("round*"):
         path.unlink()
     values = {"0": {**saved.values["0"], "sent": [0, 0, 0]}}
-    checkpoint_file.save(tmp_path / "checkpoints", number, saved.tensors, values)
+    checkpoint.save(tmp_path / "checkpoints", number, saved.tensors, values)
     assert f"a seed that continues after round {number} of 3" in refused(tmp_path, federation, model)
 
 
@@ -258,7 +257,7 @@ def test_a_state_with_a_matching_layout_is_rejected_by_what_the_run_knows(
     for how in sorted(known | ({"of another type"} if part.endswith("reports") else set())):
         tensors = with_other(saved, name, TURNED[how])
         values = {"0": {**saved.values["0"], "layout": layout(unprefixed("seed0/", tensors))}}
-        checkpoint_file.save(tmp_path / "checkpoints", 1, tensors, values)
+        checkpoint.save(tmp_path / "checkpoints", 1, tensors, values)
         assert "the checkpoint after round 1 is damaged (" in refused(tmp_path, federation, model), how
 
 
@@ -278,12 +277,12 @@ def test_the_models_of_a_seed_that_has_ended_must_fit(
     for part in ("own", "received"):
         name = next(name for name in saved.tensors if name.startswith(f"seed2/{part}/"))
         for how, turn in TURNED.items():
-            checkpoint_file.save(cut / "checkpoints", 3, with_other(saved, name, turn), saved.values)
+            checkpoint.save(cut / "checkpoints", 3, with_other(saved, name, turn), saved.values)
             assert "the checkpoint after round 3 is " in refused(cut, federation, model), (part, how)
     for odd in (0, 4, -1, True, 2.5):
-        checkpoint_file.save(cut / "checkpoints", 3, saved.tensors, {**saved.values, "2": {"ended": odd}})
+        checkpoint.save(cut / "checkpoints", 3, saved.tensors, {**saved.values, "2": {"ended": odd}})
         assert "the checkpoint after round 3 is damaged (ended=" in refused(cut, federation, model), odd
-    checkpoint_file.save(cut / "checkpoints", *saved)
+    checkpoint.save(cut / "checkpoints", *saved)
     fedc2i.resume(cut, federation, model)
     assert result_files(cut) == result_files(tmp_path / "whole")
 
@@ -306,7 +305,7 @@ def test_behind_a_state_that_does_not_fit_the_one_before_it_serves(
     saved = kept_by(tmp_path / "cut")
     name = next(name for name in saved.tensors if name.startswith("seed2/received/"))
     spoiled = with_other(saved, name, TURNED["of another type"])
-    checkpoint_file.save(tmp_path / "cut" / "checkpoints", 3, spoiled, saved.values)
+    checkpoint.save(tmp_path / "cut" / "checkpoints", 3, spoiled, saved.values)
     result = fedc2i.resume(tmp_path / "cut", federation, model)
     assert isinstance(result, fedc2i.Result)
     assert result_files(tmp_path / "cut") == result_files(tmp_path / "whole")
@@ -320,7 +319,7 @@ def test_the_command_refuses_a_state_that_does_not_fit_in_a_line(
         fedc2i.run("fedc2i", data, out=tmp_path / "run", **SETTINGS, model="lenet5")
     saved = kept_by(tmp_path / "run")
     spoiled = with_other(saved, "seed0/received/conv1.weight", TURNED["of another type"])
-    checkpoint_file.save(tmp_path / "run" / "checkpoints", 1, spoiled, saved.values)
+    checkpoint.save(tmp_path / "run" / "checkpoints", 1, spoiled, saved.values)
     answer = call("resume", str(tmp_path / "run"))
     assert (answer.code, answer.out) == (2, "")
     assert "the checkpoint after round 1 is damaged (received/conv1.weight: ['float32', " in answer.err

@@ -25,7 +25,7 @@ import conftest
 import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
-from fedc2i.engine import checkpoint_file
+from fedc2i.engine import checkpoint
 from fedc2i.engine.client import LocalClient
 from fedc2i.engine.server import Mailbox, Server
 from fedc2i.report import figures
@@ -79,7 +79,7 @@ MOMENTS = [
     Moment("before metrics are appended", RunFolder, "record"),
     Moment("half the metrics appended", RunFolder, "record", "middle"),
     Moment("behind metrics", RunFolder, "record", "after"),
-    Moment("before tensors are packed", checkpoint_file, "to_bytes"),
+    Moment("before tensors are packed", checkpoint, "to_bytes"),
     Moment("half the tensors written", Path, "write_bytes", "middle", named(".safetensors")),
     Moment("tensors written, not renamed", Path, "replace", "before", named(".safetensors")),
     Moment("tensors renamed", Path, "replace", "after", named(".safetensors")),

@@ -23,7 +23,7 @@ from fedc2i.data.federation import DataOptions
 from fedc2i.data.schema import Column, Schema
 from fedc2i.deploy import coordinator_folder, keys, run_description, site_folder, tls
 from fedc2i.deploy.folder_settings import check_address, check_host
-from fedc2i.engine import checkpoint_file
+from fedc2i.engine import checkpoint
 from fedc2i.engine.records import Round
 from fedc2i.engine.topology import parse as parse_topology
 from fedc2i.flower import message_format, wire
@@ -102,7 +102,7 @@ def _report() -> Round:
 
 def _checkpoint(path: Path) -> None:
     tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(0), "c": torch.zeros(2, dtype=torch.int64)}
-    checkpoint_file.save(path, 3, tensors, {"gamma": 2.0, "names": ["a"]})
+    checkpoint.save(path, 3, tensors, {"gamma": 2.0, "names": ["a"]})
 
 
 def _sealed_checkpoint(files: Files) -> Files:
@@ -249,7 +249,7 @@ READERS: dict[str, Reader] = {
         lambda path: converted_files.verify(path / "a.npz"),
     ),
     "topology": Reader(_topology, lambda path: parse_topology(str(path / "circle.txt"), ("a", "b", "c"), 0)),
-    "checkpoint": Reader(_checkpoint, checkpoint_file.load, seal=_sealed_checkpoint),
+    "checkpoint": Reader(_checkpoint, checkpoint.load, seal=_sealed_checkpoint),
     "journal": Reader(lambda path: write_report(path, _report()), lambda path: read_reports(path, 2)),
     "run folder": Reader(_run, _read_run, ("summary.json", "metrics.jsonl", "influence.npz", "config.toml")),
     "model": Reader(

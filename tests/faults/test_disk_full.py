@@ -15,7 +15,7 @@ import pytest
 
 import fedc2i
 from fedc2i import Federation, Model, UserError
-from fedc2i.engine import checkpoint_file
+from fedc2i.engine import checkpoint
 from fedc2i.engine.records import Round
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import Plan, prepare
@@ -83,14 +83,14 @@ def test_a_full_disk_ends_the_run_and_space_lets_it_go_on(
     folder = small_disk / "run"
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)$"):
         execute(plan(federation, model), folder, AfterTwoRounds(lambda: fill(small_disk, left)))
-    saved = checkpoint_file.load(folder / "checkpoints")
+    saved = checkpoint.load(folder / "checkpoints")
     assert saved is not None
     assert saved.round >= 1
     assert not list(folder.rglob(".*.part")), "what was half-written takes no space"
     fill(small_disk, 0)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)$"):
         fedc2i.resume(folder, federation, model)
-    assert checkpoint_file.load(folder / "checkpoints") is not None
+    assert checkpoint.load(folder / "checkpoints") is not None
     (small_disk / "filler").unlink()
     fedc2i.resume(folder, federation, model)
     assert numbers(folder) == numbers(tmp_path / "whole")
@@ -125,7 +125,7 @@ def assert_goes_on_once_unlocked(
     execute(planned, whole)
     with pytest.raises(UserError, match=rf"cannot be written \({why}\)$"):
         execute(planned, folder, AfterTwoRounds(lock))
-    saved, before = checkpoint_file.load(folder / "checkpoints"), files_below(folder)
+    saved, before = checkpoint.load(folder / "checkpoints"), files_below(folder)
     assert saved is not None
     assert saved.round == 1
     with pytest.raises(UserError, match=rf"cannot be written \({why}\)$"):

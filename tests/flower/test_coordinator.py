@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
-from fedc2i.engine import checkpoint_file
+from fedc2i.engine import checkpoint
 from fedc2i.engine.records import Round
 from fedc2i.flower import wire
 from fedc2i.flower.answer_collector import Policy
@@ -408,7 +408,7 @@ def test_resumed_after_any_round_it_ends_with_the_same_numbers(
             state = stage.coordinator.checkpoint()
             assert state is not None
             json.dumps(state.values)
-            checkpoint_file.save(folder, *state)
+            checkpoint.save(folder, *state)
 
         course = stage.coordinator.rounds(keep)
         while not (folder / f"round{killed:06d}.json").exists():
@@ -419,7 +419,7 @@ def test_resumed_after_any_round_it_ends_with_the_same_numbers(
         if killed == 4:  # the newest one is damaged: the sites are two rounds ahead
             for path in folder.glob(f"round{killed:06d}.*"):
                 path.unlink()
-        saved = checkpoint_file.load(folder)
+        saved = checkpoint.load(folder)
         assert saved is not None
         stage.coordinator = stage.new_coordinator()
         stage.coordinator.restore(saved)
@@ -455,11 +455,11 @@ def test_a_round_without_a_usable_upload_is_resumed_as_it_went_on(
     want = stage().run()
     assert want[1].refused == ("a", "b", "c")
     cut = stage()
-    course = cut.coordinator.rounds(lambda: checkpoint_file.save(tmp_path, *(cut.coordinator.checkpoint() or ())))
+    course = cut.coordinator.rounds(lambda: checkpoint.save(tmp_path, *(cut.coordinator.checkpoint() or ())))
     first = next(course)
     next(course)
     course.close()
-    saved = checkpoint_file.load(tmp_path)
+    saved = checkpoint.load(tmp_path)
     assert saved is not None
     assert saved.round == 2
     cut.coordinator = cut.new_coordinator()
@@ -470,7 +470,7 @@ def test_a_round_without_a_usable_upload_is_resumed_as_it_went_on(
 def test_a_resumed_round_keeps_the_reason_of_a_rejected_upload(model: Model, federation: Federation) -> None:
     stage = Stage(FedAvg(), model, federation)
     stage.grid.nodes[101].spoil = nan_upload
-    states = list[checkpoint_file.Checkpoint | None]()
+    states = list[checkpoint.Checkpoint | None]()
     for _ in stage.coordinator.rounds(lambda: states.append(stage.coordinator.checkpoint())):
         break
     assert states[0] is not None

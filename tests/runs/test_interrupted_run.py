@@ -20,13 +20,13 @@ from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core import files
 from fedc2i.core.params import unprefixed
 from fedc2i.core.settings import EngineSettings
-from fedc2i.engine import checkpoint_file
+from fedc2i.engine import checkpoint
+from fedc2i.engine.checkpoint import state_size
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Round
 from fedc2i.engine.seed_run import SeedRun
 from fedc2i.engine.server import Mailbox
 from fedc2i.engine.simulator import simulate
-from fedc2i.engine.state import state_size
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import figures
 from fedc2i.runs import folder
@@ -213,8 +213,8 @@ def test_a_state_goes_to_another_device(
     federation, method = make_federation((12, 9, 7, 8)), Method.registry["fedc2i-top-k"](k=1)
     how, kept = EngineSettings(rounds=2, **vars(TRAINING), executor="looped"), list[Any]()
     simulate(method, model, federation, how, [0], CPU, on_state=lambda number, is_last, state: kept.append(state()))
-    checkpoint_file.save(tmp_path, 1, *kept[0])
-    saved = checkpoint_file.load(tmp_path)
+    checkpoint.save(tmp_path, 1, *kept[0])
+    saved = checkpoint.load(tmp_path)
     assert saved is not None
     recipe, samples = RunContext(method, model, TRAINING, 2, 0), torch.ones(4, device="meta")
     lane = SeedRun(recipe, how, federation.names, samples, torch.device("meta"))
@@ -286,12 +286,12 @@ def test_a_state_of_other_types_is_refused_in_a_line(
 ) -> None:
     """With the right checksum: of another layout, or made to do harm."""
     cut_run(monkeypatch, tmp_path, plan(federation, model, seeds=(0,)))
-    saved = checkpoint_file.load(tmp_path / "checkpoints")
+    saved = checkpoint.load(tmp_path / "checkpoints")
     assert saved is not None
     names = ("sent", "downloads", "patience", "report_bytes", "on_cpu", "layout")
     for name, odd in [*((name, None) for name in names), ("sent", []), ("report_bytes", float("inf"))]:
         values = {"0": {**saved.values["0"], name: odd}}
-        checkpoint_file.save(tmp_path / "checkpoints", 1, saved.tensors, values)
+        checkpoint.save(tmp_path / "checkpoints", 1, saved.tensors, values)
         with pytest.raises(UserError, match=r"the checkpoint after round 1 is damaged \("):
             fedc2i.resume(tmp_path, federation, model)
 
@@ -425,7 +425,7 @@ def test_the_size_of_a_checkpoint_is_known_from_the_shapes(
     sizes: list[int] = []
 
     def keep(number: int, is_last: bool, state: Callable[[], Any]) -> None:
-        checkpoint_file.save(tmp_path, number, *state())
+        checkpoint.save(tmp_path, number, *state())
         sizes.append((tmp_path / f"round{number:06d}.safetensors").stat().st_size)
 
     compute(planned, keep=keep)

@@ -21,7 +21,7 @@ import torch
 from fedc2i import Federation, Result, UserError, compare, read_model, run
 from fedc2i.core import files
 from fedc2i.core.files import to_json, write_atomically
-from fedc2i.engine import checkpoint_file
+from fedc2i.engine import checkpoint
 from fedc2i.engine.records import POINTS, Round
 from fedc2i.models.model import scale
 from fedc2i.models.networks import LeNet
@@ -226,7 +226,7 @@ def test_the_state_after_the_last_round_is_kept_whatever_the_interval(tmp_path: 
     keeper = Checkpoints(tmp_path, every=4)
     for number in range(1, 7):
         keeper.save(number, number == 6, lambda: ({"w": torch.zeros(1)}, {}))
-    assert [saved.round for saved in checkpoint_file.sound(tmp_path / "checkpoints")] == [6, 4]
+    assert [saved.round for saved in checkpoint.sound(tmp_path / "checkpoints")] == [6, 4]
 
 
 # New folders.

@@ -15,10 +15,10 @@ import torch
 import fedc2i
 from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core.settings import EngineSettings, TrainingSettings
-from fedc2i.engine import checkpoint_file
+from fedc2i.engine import checkpoint
+from fedc2i.engine.checkpoint import ResumePoint, last_rounds
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.simulator import simulate
-from fedc2i.engine.state import ResumePoint, last_rounds
 from fedc2i.runs.driver import execute
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Plan, prepare
@@ -69,11 +69,11 @@ def assert_goes_on(
     reports: list[Round] = []
 
     def keep(number: int, is_last: bool, state: Callable[[], Any]) -> None:
-        checkpoint_file.save(folder / str(number), number, *state())
+        checkpoint.save(folder / str(number), number, *state())
 
     whole = simulate(method, model, federation, how, seeds, device, reports.append, on_state=keep)
     for cut in range(1, max(report.round for report in reports) + 1):
-        saved = checkpoint_file.load(folder / str(cut))
+        saved = checkpoint.load(folder / str(cut))
         assert saved is not None
         assert last_rounds(saved.values, cut).keys() == set(seeds)
         before = [report for report in reports if report.round <= cut]

@@ -28,7 +28,9 @@ def run(
     METHOD is a name that `fedc2i methods` lists (fedc2i by default), with or without options (fedc2i:gamma=2), or
     FILE.py:CLASS. Options of the method can also be given as --set NAME=VALUE.
     """
-    from fedc2i import api
+    from fedc2i.core.files import locked
+    from fedc2i.report.figures import draw_run
+    from fedc2i.runs.driver import execute
     from fedc2i.runs.folder import new_folder, slug
 
     values = shared.values_of(settings, set_, config_file)
@@ -36,6 +38,6 @@ def run(
     (plan,) = shared.plans_of([method or values.get("method", "fedc2i")], values, config_file)
     folder = new_folder(out, f"{slug(plan.key)}-{shared.short_name(plan.config.data)}")
     shared.announce(plan, folder)
-    with shared.watched(folder, 1, trackers, plan.config.engine) as observer:
-        result = api.execute(plan, folder, observer)
+    with shared.watched(folder, 1, trackers, plan.config.engine) as observer, locked(folder):
+        result = execute(plan, folder, observer, draw_run)
     shared.show([result], folder, json)

@@ -135,7 +135,7 @@ class SeedRun:
         return tensors, values
 
     def restore(self, tensors: Params, values: Mapping[str, Any], number: int) -> None:
-        """Takes the state after round ``number``, which `state.check_seed` has accepted."""
+        """Takes the state after round ``number``, which `checkpoint_check.check_seed` has accepted."""
         on_cpu = set(values["on_cpu"])
         moved = {id(own): own.to(self._device) for own in tensors.values()}  # a tensor of many names is moved once
         tensors = {name: own if name in on_cpu else moved[id(own)] for name, own in tensors.items()}

@@ -14,15 +14,14 @@ import torch
 from fedc2i.core.errors import UserError
 from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
+from fedc2i.engine.checkpoint import OnState, ResumePoint, state_of
 from fedc2i.engine.client import ClientData, RunContext, repeatable
 from fedc2i.engine.exchange import receiver_groups
 from fedc2i.engine.executors.base import ClientBatch, Executor
 from fedc2i.engine.executors.choice import new_executor
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.seed_run import SeedRun
-from fedc2i.engine.state import OnState, ResumePoint, restore, state_of
 from fedc2i.methods.base import Method
-from fedc2i.models import validation
 from fedc2i.models.model import Model
 
 _Result = TypeVar("_Result")
@@ -62,6 +61,8 @@ def simulate(
     runs = [SeedRun(context, settings, federation.names, samples, device) for context in contexts]
     first, outcomes = 1, dict[int, Outcome]()
     if resume is not None:
+        from fedc2i.engine.checkpoint_check import restore
+
         first, (runs, outcomes) = resume.round + 1, restore(resume, runs, device)
     if not runs:
         return {seed: outcomes[seed] for seed in seeds}
@@ -115,7 +116,10 @@ def check(method: Method, model: Model, federation: Federation, settings: Engine
     Raises:
         UserError: for a model, method and settings that do not fit each other or the data.
     """
-    validation.validate(model, federation.clients[0].train.x[:2], len(federation.classes))
+    if model.made_for != (federation.input, len(federation.classes)):
+        from fedc2i.models import validation  # of a user's own model
+
+        validation.validate(model, federation.clients[0].train.x[:2], len(federation.classes))
     _reject_single_samples(model, federation, settings)
     method.setup(model.init(0, "check"), model)  # a method may reject a model, e.g. FedBN one without BatchNorm
     receiver_groups(0, settings, federation.names)
@@ -151,8 +155,11 @@ def _reject_single_samples(model: Model, federation: Federation, training: Train
         for name, count in samples.items()
         if count == 1 or size == 1 or (count % size == 1 and not (training.drop_last and count > size))
     }
-    reason = validation.why_not_one_sample(model, federation.input) if single else None
-    if reason is None:
+    if not single:
+        return
+    from fedc2i.models import validation
+
+    if (reason := validation.why_not_one_sample(model, federation.input)) is None:
         return
     name, count = next(((own, n) for own, n in single.items() if n == 1), next(iter(single.items())))
     what = "another batch_size" if training.drop_last or size == 1 else "drop_last=true or another batch_size"

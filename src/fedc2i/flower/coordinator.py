@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, finite, stack
 from fedc2i.data.federation import Federation
-from fedc2i.engine.checkpoint_file import Checkpoint
+from fedc2i.engine.checkpoint import Checkpoint
 from fedc2i.engine.client import ClientData, LocalClient
 from fedc2i.engine.exchange import Exchange
 from fedc2i.engine.records import Diagnostics, Metrics, Point, Round, over_all_clients

@@ -18,7 +18,7 @@ from safetensors.torch import load
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
 from fedc2i.core.params import Params
-from fedc2i.engine.checkpoint_file import to_bytes
+from fedc2i.engine.checkpoint import to_bytes
 from fedc2i.engine.records import Point
 from fedc2i.flower import wire
 

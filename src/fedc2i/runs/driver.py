@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from fedc2i.core.files import write_atomically
-from fedc2i.engine import checkpoint_file
-from fedc2i.engine.checkpoint_file import Checkpoint
+from fedc2i.engine import checkpoint
+from fedc2i.engine.checkpoint import Checkpoint, OnState, ResumePoint, State, state_size
 from fedc2i.engine.client import repeatable
 from fedc2i.engine.records import POINTS, Outcome, Predictions, Round
 from fedc2i.engine.simulator import simulate
-from fedc2i.engine.state import OnState, ResumePoint, check_state, state_size
 from fedc2i.methods.base import Site
 from fedc2i.runs.folder import Checkpoints, RunFolder, ask, asked, read_reports, reports_folder, write_report
 from fedc2i.runs.plan import Observer, Plan, sayer
@@ -100,7 +99,13 @@ def latest(plan: Plan, folder: Path) -> tuple[ResumePoint, list[Round]] | None:
     Raises:
         UserError: if there are checkpoints, and the run cannot resume from any of them.
     """
-    return checkpoints_of(plan, folder).latest(plan.config.seeds, partial(check_state, *plan.parts))
+
+    def require_fit(state: State, number: int) -> None:
+        from fedc2i.engine.checkpoint_check import check_state  # for a run that resumes
+
+        check_state(*plan.parts, state, number)
+
+    return checkpoints_of(plan, folder).latest(plan.config.seeds, require_fit)
 
 
 def checkpoints_of(plan: Plan, folder: Path) -> Checkpoints:
@@ -222,9 +227,9 @@ def _advance_seed(
     def save() -> None:
         state = engine.checkpoint()
         if state is not None:
-            checkpoint_file.save(states, *state)
+            checkpoint.save(states, *state)
 
-    saved = checkpoint_file.load(states)
+    saved = checkpoint.load(states)
     if saved is not None:
         engine.restore(saved)
         result.rounds += read_reports(reports, saved.round)

@@ -38,10 +38,9 @@ from safetensors.torch import save
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import sync, to_json, write_atomically, writing
-from fedc2i.data import npz
-from fedc2i.engine import checkpoint_file
+from fedc2i.engine import checkpoint
+from fedc2i.engine.checkpoint import ResumePoint, State, last_rounds
 from fedc2i.engine.records import POINTS, Round
-from fedc2i.engine.state import ResumePoint, State, last_rounds
 from fedc2i.runs.fingerprint import FINGERPRINT, Fingerprint
 from fedc2i.runs.results import Result, summary
 from fedc2i.runs.settings import RunSettings
@@ -197,7 +196,7 @@ class Checkpoints:
     def save(self, number: int, is_last: bool, state: Callable[[], State]) -> None:
         """Writes the state after a round, if that round has a checkpoint."""
         if self._every and (is_last or number % self._every == 0):
-            checkpoint_file.save(self._states, number, *state())
+            checkpoint.save(self._states, number, *state())
 
     def latest(
         self, seeds: Sequence[int], require_fit: Callable[[State, int], None]
@@ -212,7 +211,7 @@ class Checkpoints:
             UserError: if there are checkpoints, and none can be used.
         """
         damaged: list[str] = []
-        for saved in checkpoint_file.sound(self._states):
+        for saved in checkpoint.sound(self._states):
             try:
                 require_fit((saved.tensors, saved.values), saved.round)
                 ends = last_rounds(saved.values, saved.round)
@@ -256,6 +255,8 @@ def read_reports(folder: Path, before: int) -> list[Round]:
 
 def read_report(path: Path) -> Round:
     """What `write_report` wrote; a `UserError` if the file is missing or damaged."""
+    from fedc2i.data import npz
+
     try:
         with npz.opened(path, ratio=None) as archive:
             plain = json.loads(archive.read(["plain"])["plain"].tobytes())

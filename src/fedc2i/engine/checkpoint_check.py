@@ -1,82 +1,31 @@
-"""A run between two rounds as one flat mapping of tensors and plain values, over all its seeds.
+"""Whether a checkpoint belongs to a run: all of it is checked before a run resumes from it.
 
-Every random draw is keyed by its purpose, so there are no generators to save.
-
-All of a state is checked before a run resumes from it. A checksum shows that a file is as it was written, not that it
-belongs to this run, and run folders may come from strangers. The clients' models must be laid out like the run's
-initial model, plain values must be of their type and in range, and every tensor must have the layout that the state
-itself records: what a method sends may change from round to round, so only the state knows that.
+A checksum shows that a file is as it was written, not that it belongs to this run, and run folders may come from
+strangers. The clients' models must be laid out like the run's initial model, plain values must be of their type and in
+range, and every tensor must have the layout that the state itself records: what a method sends may change from round to
+round, so only the state knows that.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from fedc2i.core.errors import UserError, one_line
-from fedc2i.core.params import Params, prefixed, size_in_bytes, unprefixed
+from fedc2i.core.params import Params, unprefixed
 from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Federation
+from fedc2i.engine.checkpoint import Layout, ResumePoint, State, layout
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import audience, receiver_groups
-from fedc2i.engine.records import Outcome, Round
+from fedc2i.engine.records import Outcome
 from fedc2i.engine.seed_run import SeedRun
 from fedc2i.engine.server import REPORTS
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
-
-State = tuple[Params, dict[str, Any]]
-OnState = Callable[[int, bool, Callable[[], State]], None]  # the round, whether it was the last, and its state
-Layout = dict[str, list[Any]]  # by name the type of its numbers, then its shape
-
-
-class ResumePoint(NamedTuple):
-    """Where an interrupted run continues: the state after ``round``, and every seed's last report so far."""
-
-    round: int
-    tensors: Params
-    values: Mapping[str, Any]
-    last: Mapping[int, Round]
-
-
-def state_of(runs: Sequence[SeedRun], outcomes: Mapping[int, Outcome]) -> State:
-    """The state of the seeds that continue, and of those that have ended."""
-    tensors: Params = {}
-    values: dict[str, Any] = {}
-    for run in runs:
-        own, own_values = run.state()
-        tensors |= prefixed(f"seed{run.context.seed}/", own)
-        values[str(run.context.seed)] = {**own_values, "layout": layout(own)}
-    for seed, outcome in outcomes.items():
-        tensors |= prefixed(f"seed{seed}/own/", outcome.trained) | prefixed(f"seed{seed}/received/", outcome.received)
-        values[str(seed)] = {"ended": outcome.last.round}
-    return tensors, values
-
-
-def last_rounds(values: Mapping[str, Any], round: int) -> dict[int, int]:
-    """By seed the last round it finished, from the values of a state after ``round``."""
-    return {int(seed): int(own.get("ended", round)) for seed, own in values.items()}
-
-
-def state_size(
-    method: Method, model: Model, federation: Federation, settings: EngineSettings, seeds: Sequence[int]
-) -> int:
-    """About how many bytes of tensors a state has.
-
-    Every client's own model and what it received; its upload, taken for a model as well, unless all take part and
-    send their own, which is written once. What only the server has is not counted: mostly one model.
-    """
-    context, clients = RunContext(method, model, settings, settings.rounds, 0), len(federation.clients)
-    some = settings.participants(clients)
-    received = clients if settings.evaluate_every == 1 else some
-    uploads = clients if settings.clip or settings.attack or some < clients else 0
-    own = context.first_model(federation.names[0], settings.init)  # with private parts, which are not sent
-    sent = {name: own[name] for name in (*model.body_names, *model.head_names) if name in own}
-    return len(seeds) * ((clients + received) * size_in_bytes(own) + uploads * size_in_bytes(sent))
 
 
 def restore(
@@ -176,11 +125,6 @@ def _check_tensors(
         _require_rows(unprefixed("personal/", own), [len(download)], "a download's rows")
         _require_rows(reports, [len(sources)] * 2, "reports")
         _require(all(one.dtype == torch.float32 for one in reports.values()), "reports are not float32")
-
-
-def layout(tensors: Mapping[str, Tensor]) -> Layout:
-    """Types and shapes in plain values."""
-    return {name: [str(own.dtype).removeprefix("torch."), *own.shape] for name, own in tensors.items()}
 
 
 def _stacked(one: Layout, count: int) -> Layout:

@@ -1,16 +1,19 @@
-"""A run's state on disk: tensors as safetensors, plain values as JSON, with checksums of both in the JSON.
+"""Checkpoints: a run between two rounds as one flat mapping of tensors and plain values, in memory and on disk.
+
+Every random draw is keyed by its purpose, so there are no generators to save. On disk tensors are safetensors, plain
+values are JSON, with checksums of both in the JSON.
 
 The JSON is written last and names the tensors' file, so a checkpoint is either complete or absent, even after a power
 failure. The last two are kept: should the newest be damaged, the one before it still serves. Tensors of the same bits
-are written once; the JSON has all names in their order, each with the name under which its tensor is stored. It knows
-no method and no engine.
+are written once; the JSON has all names in their order, each with the name under which its tensor is stored.
+`fedc2i.engine.checkpoint_check` checks that a checkpoint belongs to a run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +25,18 @@ from torch import Tensor, contiguous_format, equal, uint8
 from fedc2i.core import memory
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically, writing
-from fedc2i.core.params import Params
+from fedc2i.core.params import Params, prefixed, size_in_bytes
+from fedc2i.core.settings import EngineSettings
+from fedc2i.data.federation import Federation
+from fedc2i.engine.client import RunContext
+from fedc2i.engine.records import Outcome, Round
+from fedc2i.engine.seed_run import SeedRun
+from fedc2i.methods.base import Method
+from fedc2i.models.model import Model
+
+State = tuple[Params, dict[str, Any]]
+OnState = Callable[[int, bool, Callable[[], State]], None]  # the round, whether it was the last, and its state
+Layout = dict[str, list[Any]]  # by name the type of its numbers, then its shape
 
 KEPT = 2
 _SAMPLE = 64  # bytes by which tensors are distinguished before all of them are compared
@@ -34,6 +48,59 @@ class Checkpoint(NamedTuple):
     round: int
     tensors: Params
     values: dict[str, Any]
+
+
+class ResumePoint(NamedTuple):
+    """Where an interrupted run continues: the state after ``round``, and every seed's last report so far."""
+
+    round: int
+    tensors: Params
+    values: Mapping[str, Any]
+    last: Mapping[int, Round]
+
+
+def state_of(runs: Sequence[SeedRun], outcomes: Mapping[int, Outcome]) -> State:
+    """The state of the seeds that continue, and of those that have ended."""
+    tensors: Params = {}
+    values: dict[str, Any] = {}
+    for run in runs:
+        own, own_values = run.state()
+        tensors |= prefixed(f"seed{run.context.seed}/", own)
+        values[str(run.context.seed)] = {**own_values, "layout": layout(own)}
+    for seed, outcome in outcomes.items():
+        tensors |= prefixed(f"seed{seed}/own/", outcome.trained) | prefixed(f"seed{seed}/received/", outcome.received)
+        values[str(seed)] = {"ended": outcome.last.round}
+    return tensors, values
+
+
+def last_rounds(values: Mapping[str, Any], round: int) -> dict[int, int]:
+    """By seed the last round it finished, from the values of a state after ``round``."""
+    return {int(seed): int(own.get("ended", round)) for seed, own in values.items()}
+
+
+def state_size(
+    method: Method, model: Model, federation: Federation, settings: EngineSettings, seeds: Sequence[int]
+) -> int:
+    """About how many bytes of tensors a state has.
+
+    Every client's own model and what it received; its upload, taken for a model as well, unless all take part and
+    send their own, which is written once. What only the server has is not counted: mostly one model.
+    """
+    context, clients = RunContext(method, model, settings, settings.rounds, 0), len(federation.clients)
+    some = settings.participants(clients)
+    received = clients if settings.evaluate_every == 1 else some
+    uploads = clients if settings.clip or settings.attack or some < clients else 0
+    own = context.first_model(federation.names[0], settings.init)  # with private parts, which are not sent
+    sent = {name: own[name] for name in (*model.body_names, *model.head_names) if name in own}
+    return len(seeds) * ((clients + received) * size_in_bytes(own) + uploads * size_in_bytes(sent))
+
+
+def layout(tensors: Mapping[str, Tensor]) -> Layout:
+    """Types and shapes in plain values."""
+    return {name: [str(own.dtype).removeprefix("torch."), *own.shape] for name, own in tensors.items()}
+
+
+# On disk; of no method and no engine.
 
 
 def save(folder: Path, round: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
