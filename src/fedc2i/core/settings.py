@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import setting, validate
@@ -12,6 +13,19 @@ MOST_THREADS = 1024  # torch crashes when asked for very many
 _RUNS = ("run", "flower-local", "coordinator")
 _WITH_PAPER = ("run", "paper", "flower-local", "coordinator")
 _HERE: dict[str, Any] = {"scope": "machine", "engine": "inprocess"}
+
+
+class Trained(str):
+    """What of a model trains: ``head``, ``last:2``, ``all``, ``lora:8``, or ``auto``."""
+
+    allowed: ClassVar[str] = "auto | head | last:N | all | lora:R (N and R whole numbers from 1)"
+
+    @classmethod
+    def parse(cls, value: Any) -> Trained:
+        """From text; raises ValueError for anything else."""
+        if not re.fullmatch(r"auto|head|all|(last|lora):[1-9][0-9]{0,5}", str(value)):
+            raise ValueError(value)
+        return cls(value)
 
 
 @dataclass(frozen=True, kw_only=True)

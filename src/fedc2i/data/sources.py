@@ -16,6 +16,7 @@ SOURCES = (
 )
 PUBLIC_IMAGES = ("digits", "digit5", "office10", "ham10000")  # that anyone may see
 MIN_SIZE, MAX_SIZE = 8, 512
+FILE_SIZES = {"folder": MAX_SIZE, "ham10000": 96}  # sources of image files, and the side that is in the files
 TABLES = (".csv", ".parquet")
 
 

@@ -82,7 +82,7 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
         raise UserError(f"the run's description is not valid ({reason})") from None
     if version.split(".")[:2] != __version__.split(".")[:2]:
         raise UserError(f"this site has fedc2i {__version__}, the coordinator {one_line(version, 40)}")
-    model = build_model(str(config.model), classes, sample)
+    model = build_model(config, classes, sample)
     attackers = attacks.read_resolved(config.attack)
     context = RunContext(kind(**config.options), model, config, config.rounds, config.seeds[0], attackers)
     if fingerprint(context.first_model("", config.init)) != expected:

@@ -29,6 +29,9 @@ class FedBN(FedAvg):
     def setup(self, params: Params, model: Model) -> Params:
         """The unchanged model; one without a normalisation layer is refused, as it would make this FedAvg."""
         if not model.norm_names:
+            if model.part is not None:
+                text = model.trained_text
+                raise UserError(f"fedbn: with train={text} no normalisation layer of model '{model.name}' trains")
             allowed = ", ".join(name for name in NAMES if name.endswith("-bn"))
             told = f"fedbn: model '{model.name}' has no normalisation layers; use one that has, e.g. {allowed}"
             raise UserError(told)

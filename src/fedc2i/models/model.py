@@ -2,7 +2,8 @@
 
 `Model` wraps any ``torch.nn.Module``: its *body* θ is everything up to the input of the last linear layer, its *head* φ
 is that layer, one row (with its bias entry) per class. Methods see only names and tensors, never the module.
-`fedc2i.models.validation` finds out whether a model can be trained on given data.
+What does not train (`fedc2i.models.trained_part`) stays in the module as a constant, and is in no parameter mapping: so
+it is never sent, mixed or saved. `fedc2i.models.validation` finds out whether a model can be trained on given data.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from fedc2i.core import seeding
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params
 from fedc2i.data.federation import InputSpec
+
+if TYPE_CHECKING:
+    from fedc2i.models.trained_part import TrainedPart
 
 _PRECISIONS = (torch.float32, torch.float64)
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
@@ -33,8 +37,9 @@ class Model:
         name: for tables and run folders.
         head_layer: the module's name of the head.
         head_names: names of the head's weight and, if it has one, its bias.
-        body_names: all other parameters and buffers.
+        body_names: all other parameters and buffers, but for those that are constant.
         trainable: names of the parameters that are trained, in the module's order.
+        part: what of the module is not constant; None: nothing is.
         norm_names: the body's names that belong to normalisation layers.
         has_statistics: whether BatchNorm layers take statistics of a batch in training.
         evaluates_in_batches: whether some do so at evaluation, too.
@@ -42,7 +47,9 @@ class Model:
         made_for: the samples and the number of classes that a model of this package was built for.
     """
 
-    def __init__(self, build: Callable[[], nn.Module], head: str, name: str = "custom") -> None:
+    def __init__(
+        self, build: Callable[[], nn.Module], head: str, name: str = "custom", part: TrainedPart | None = None
+    ) -> None:
         module = _build(build, name)
         layer = _head_layer(module, head, name)
         self.name = name
@@ -51,16 +58,21 @@ class Model:
         self.classes = layer.out_features
         self.feature_size = layer.in_features
         self._build = build
+        self.part = part
         self.head_names = tuple(f"{head}.{part}" for part in ("weight", "bias") if getattr(layer, part) is not None)
-        state = [*module.named_parameters(), *module.named_buffers()]
-        self.body_names = tuple(name for name, _ in state if name not in self.head_names)
-        self.trainable = tuple(name for name, tensor in module.named_parameters() if tensor.requires_grad)
+        if part is not None:
+            part.freeze(module)
+        state = {name: tensor for name, tensor in _state(module).items() if part is None or name in part.names}
+        adapters = () if part is None else part.adapter_names
+        self.body_names = (*(name for name in state if name not in self.head_names), *adapters)
+        self.trainable = (*(name for name, tensor in state.items() if tensor.requires_grad), *adapters)
         norms = {name for name, layer in module.named_modules() if isinstance(layer, _NORMS)}
         self.norm_names = tuple(name for name in self.body_names if name.rpartition(".")[0] in norms)
-        batch_norms = [layer for layer in module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        moving = [layer for name, layer in module.named_modules() if part is None or name not in part.still]
+        batch_norms = [layer for layer in moving if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
         self.has_statistics = bool(batch_norms)
         self.evaluates_in_batches = any(not layer.track_running_stats for layer in batch_norms)
-        self.has_dropout = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
+        self.has_dropout = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in moving)
         body = copy.deepcopy(module)
         parent, _, leaf = head.rpartition(".")
         setattr(body.get_submodule(parent), leaf, nn.Identity())
@@ -69,32 +81,73 @@ class Model:
     def init(self, seed: int, *parts: str | int) -> Params:
         """Fresh parameters and buffers, drawn under a key; the same key gives the same model."""
         with seeding.isolated(torch.device("cpu"), seed, *parts):
-            module = self._build()
-        state = [*module.named_parameters(), *module.named_buffers()]
-        return {name: tensor.detach().clone() for name, tensor in state}
+            state = _state(self._build())
+        names = [name for name in state if self.part is None or name in self.part.names]
+        fresh = {name: state[name].detach().clone() for name in names}
+        return fresh if self.part is None else {**fresh, **self.part.new_adapters(state)}
 
     def features(self, params: Params, x: Tensor, training: bool = False) -> Tensor:
         """h(x) ``(B, d)``: what the head sees. Training mode updates running statistics in ``params`` in place."""
-        body = {name: params[name] for name in self.body_names}
-        module = self._body.get()
-        if module.training != training:
-            module.train(training)
+        module = self._body.get(None if self.part is None else x.device)
+        self.switch(module, training)
+        body = self.tensors({name: params[name] for name in self.body_names}, module)
         features: Tensor = functional_call(module, body, (self.scaled(params, x),))
         for name, tensor in body.items() if training else ():
-            if tensor is not params[name]:  # the module replaced the buffer instead of writing to it
+            if name in params and tensor is not params[name]:  # the module replaced the buffer instead of writing to it
                 params[name].copy_(tensor.detach())
         return features
 
+    def tensors(self, params: Params, module: nn.Module) -> Params:
+        """What replaces the module's own tensors: ``params``, with adapters added to the constants that they adapt."""
+        return params if self.part is None else self.part.merged(params, module)
+
+    def switch(self, module: nn.Module, training: bool) -> None:
+        """Puts a module into training or evaluation mode; what is constant is always in evaluation mode."""
+        still = frozenset[str]() if self.part is None else self.part.still
+        training = training and "" not in still
+        if module.training != training:
+            module.train(training)
+            for name in still if training else ():
+                module.get_submodule(name).eval()
+
+    def rebuilt(self, wrap: Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]) -> Model:
+        """The same with what ``wrap`` makes of the function that builds the module."""
+        return Model(wrap(self._build), self.head_layer, self.name, self.part)
+
+    def restricted(self, train: str, statistics: bool) -> Model:
+        """The same, of which only a part is trained; see `trained_part.choose`."""
+        from fedc2i.models.trained_part import choose
+
+        part = choose(self._module.get(None), self.head_layer, train, statistics)
+        return Model(self._build, self.head_layer, self.name, part)
+
+    @property
+    def trained_text(self) -> str:
+        """What trains, as the setting ``train`` has it."""
+        return "all" if self.part is None else self.part.text
+
+    @property
+    def has_constant_body(self) -> bool:
+        """Whether only the head trains, so that features can be computed once."""
+        return self.part is not None and not self.body_names
+
+    def on_features(self) -> Model:
+        """The head alone, which reads features in place of samples; of a model whose body is constant."""
+        return Model(lambda: HeadOnly(self._build(), self.head_layer), self.head_layer, self.name)
+
     def whole(self, params: Params, x: Tensor) -> Any:
         """What the module itself returns at evaluation: logits, if the model is valid."""
-        return functional_call(self._module.get().eval(), params, (self.scaled(params, x),))
+        module = self._module.get(None if self.part is None else x.device).eval()
+        return functional_call(module, self.tensors(params, module), (self.scaled(params, x),))
 
     def module_with(self, params: Params) -> nn.Module:
-        """A copy of the module itself that holds these parameters and buffers."""
-        module = copy.deepcopy(self._module.get())
+        """A copy of the module itself that holds these parameters and buffers, and adapters merged into its weights."""
+        module = copy.deepcopy(self._module.get(None))
+        own = _state(module)
         with torch.no_grad():
-            for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-                tensor.copy_(params[name])
+            for name, tensor in self.tensors(params, module).items():
+                if name in own:
+                    own[name].copy_(tensor)
         return module
 
     def scaled(self, params: Params, x: Tensor) -> Tensor:
@@ -111,6 +164,24 @@ class Model:
         return params[self.head_names[0]], params[self.head_names[1]] if len(self.head_names) > 1 else None
 
 
+class HeadOnly(nn.Module):
+    """The head of a module under its name there; it reads features ``(B, d)``."""
+
+    def __init__(self, module: nn.Module, head: str) -> None:
+        super().__init__()
+        self._path = head
+        inner: nn.Module = self
+        *parents, leaf = head.split(".")
+        for name in parents:
+            inner.add_module(name, nn.Module())
+            inner = inner.get_submodule(name)
+        inner.add_module(leaf, module.get_submodule(head))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features to logits."""
+        return self.get_submodule(self._path)(features)  # type: ignore[no-any-return]
+
+
 class _PerThread:
     """A module with one copy for each thread, because a functional call puts other tensors into it for a while."""
 
@@ -118,15 +189,20 @@ class _PerThread:
         self._template = module
         self._copies = threading.local()
 
-    def get(self) -> nn.Module:
-        """This thread's copy."""
-        if not hasattr(self._copies, "module"):
-            self._copies.module = copy.deepcopy(self._template)
-        module: nn.Module = self._copies.module
-        return module
+    def get(self, device: torch.device | None) -> nn.Module:
+        """This thread's copy for a device; None where all of its tensors are replaced."""
+        copies: dict[torch.device | None, nn.Module] = self._copies.__dict__.setdefault("modules", {})
+        if device not in copies:
+            copies[device] = copy.deepcopy(self._template).to(device)
+        return copies[device]
 
     def __reduce__(self) -> tuple[type[_PerThread], tuple[nn.Module]]:
         return _PerThread, (self._template,)
+
+
+def _state(module: nn.Module) -> Params:
+    """Parameters, then buffers, by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _build(build: Callable[[], nn.Module], name: str) -> nn.Module:
@@ -191,13 +267,13 @@ def scale(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) * (2 / 255) - 1 if x.dtype == torch.uint8 else x.to(dtype)
 
 
-def split(module: nn.Module | Callable[[], nn.Module], head: str, name: str = "custom") -> Model:
+def split(module: nn.Module | Callable[[], nn.Module], head: str | None = None, name: str = "custom") -> Model:
     """Any torch module as a `Model`, cut at its last linear layer.
 
     Args:
         module: a function that builds the module (each seed then starts from its own random weights), or a module
             (whose present weights, e.g. pre-trained ones, are then the start of every run).
-        head: the name of its last linear layer, e.g. ``"fc"`` or ``"classifier.6"``.
+        head: the name of its last linear layer, e.g. ``"fc"`` or ``"classifier.6"``; None: the last that it has.
         name: for tables and run folders.
 
     Raises:
@@ -209,7 +285,11 @@ def split(module: nn.Module | Callable[[], nn.Module], head: str, name: str = "c
         >>> split(net, head="3").head_names
         ('3.weight', '3.bias')
     """
-    if isinstance(module, nn.Module):
-        fixed = module
-        return Model(lambda: fixed, head, name)
-    return Model(module, head, name)
+    build = (lambda: module) if isinstance(module, nn.Module) else module
+    return Model(build, last_linear(_build(build, name)) if head is None else head, name)
+
+
+def last_linear(module: nn.Module) -> str:
+    """The name of the last linear layer, in the order in which the module has them; empty if there is none."""
+    linears = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    return linears[-1] if linears else ""

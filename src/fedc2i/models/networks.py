@@ -22,6 +22,7 @@ _LENETS = {  # convolution channels, hidden units, BatchNorm
 }
 AXES = {"logistic": (1, 2, 3), "mlp": (1, 2, 3), "cnn1d": (2,), **dict.fromkeys(_LENETS, (3,))}  # of a sample
 NAMES = tuple(AXES)
+PRETRAINED, TIMM = ("efficientnet-lite0",), "timm:"  # see `fedc2i.models.backbones`
 SHORTEST_SIGNAL, SMALLEST_IMAGE = 16, 16
 _KINDS = {1: "features (d,)", 2: "signals (channels, time)", 3: "images (channels, height, width)"}
 
@@ -85,6 +86,11 @@ def perceptron(inputs: int, classes: int, hidden: tuple[int, ...]) -> nn.Sequent
     return net
 
 
+def is_pretrained(name: str) -> bool:
+    """Whether a model's name is that of a pretrained network."""
+    return name in PRETRAINED or name.startswith(TIMM)
+
+
 def build(name: str, classes: int, sample: InputSpec) -> Model:
     """A model by name, for samples of this shape.
 
@@ -99,8 +105,8 @@ def build(name: str, classes: int, sample: InputSpec) -> Model:
     if name == "auto":
         name = {1: "mlp", 2: "cnn1d", 3: "lenet5"}.get(len(shape), "mlp")
     if name not in AXES:
-        hint = nearest(name, (*NAMES, "auto"))
-        allowed = ", ".join(NAMES)
+        hint = nearest(name, (*NAMES, *PRETRAINED, "auto"))
+        allowed = ", ".join((*NAMES, *PRETRAINED, f"{TIMM}NAME"))
         raise UserError(f"unknown model '{one_line(name)}'{hint}, allowed are auto, {allowed} and FILE.py:FUNCTION")
     if len(shape) not in AXES[name]:
         suitable = ", ".join(other for other, axes in AXES.items() if len(shape) in axes) or "FILE.py:FUNCTION"

@@ -42,7 +42,8 @@ def validate(model: Model, x: Tensor, classes: int) -> None:
     if sample not in seen:
         params = model.init(0, "check")
         _validate_evaluation(model, params, x)
-        model.has_dropout = _validate_training(model, params, sample.noise(3)) or model.has_dropout
+        if not model.has_constant_body:  # a linear head alone can be trained
+            model.has_dropout = _validate_training(model, params, sample.noise(3)) or model.has_dropout
         seen.add(sample)
 
 
@@ -110,7 +111,8 @@ def _validate_training(model: Model, params: Params, noise: Tensor) -> bool:
     others = {name: 0.9 * params[name] for name in model.trainable}  # the module itself may hold `params`
     start = {**params, **others}
     found, draws = [], False
-    for step in (_step, _step, _plain_step):
+    adapts = model.part is not None and model.part.projections  # the module itself knows no adapters
+    for step in (_step, _step, _step if adapts else _plain_step):
         own = _copy(start)
         try:
             with seeding.isolated(torch.device("cpu"), 0, "check"), torch.enable_grad():
@@ -149,11 +151,12 @@ def _step(model: Model, params: Params, x: Tensor) -> Params:
 
 def _plain_step(model: Model, params: Params, x: Tensor) -> Params:
     """The same, with the module itself."""
-    module = model.module_with(params).train()
+    module = model.module_with(params)
+    model.switch(module, True)
     state = dict((*module.named_parameters(), *module.named_buffers()))
     logits = module(model.scaled(params, x))
     state |= dict(module.named_buffers())  # the module may have replaced some
-    return _results(logits, {name: state[name] for name in model.trainable}, state)
+    return _results(logits, {name: state[name] for name in model.trainable}, {name: state[name] for name in params})
 
 
 def _results(logits: Tensor, leaves: Params, state: Params) -> Params:

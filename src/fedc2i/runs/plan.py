@@ -152,10 +152,12 @@ def prepare(
         config = make(kind, {**{key: value for key, value in values.items() if key in allowed}, **own, "method": name})
         drafts.append((kind(**config.options), config))
 
+    if not isinstance(data, Federation) and not isinstance(model, Model):
+        drafts = [(method, _with_image_size(draft)) for method, draft in drafts]
     first = drafts[0][1]
     federation = data if isinstance(data, Federation) else load_data(first)
     fitted = first.with_preset(federation, values)
-    built = model if isinstance(model, Model) else build_model(fitted.model, federation.classes, federation.input)
+    built = build_model(fitted, federation.classes, federation.input, model if isinstance(model, Model) else None)
     for method, _ in drafts:
         check(method, built, federation, fitted)
     fitted.torch_device()
@@ -201,6 +203,17 @@ def _refuse_unknown(values: Mapping[str, Any], kinds: Sequence[type[Method]]) ->
                 f"unknown setting '{one_line(name)}'{hint}; {owner}: {', '.join(options) or 'no options'}; "
                 f"every run: {', '.join(run_settings())}"
             )
+
+
+def _with_image_size(config: RunSettings) -> RunSettings:
+    """With images of the size that a pretrained network reads, where they come from files; smaller ones are enlarged
+    when they are read."""
+    side = sources.FILE_SIZES.get(config.data.partition(":")[0])
+    if side is None or config.image_size is not None or not networks.is_pretrained(config.model):
+        return config
+    from fedc2i.models import backbones
+
+    return replace(config, image_size=min(side, backbones.preprocessing_of(config.model).size))
 
 
 def load_data(config: RunSettings) -> Federation:
@@ -262,12 +275,32 @@ def _require_name(kind: type[Method], where: str) -> None:
         raise UserError(f"{where} needs its own class attributes name and title")
 
 
-def build_model(name: str, classes: Sequence[str], sample: InputSpec) -> Model:
-    """A model by its name or ``FILE.py:FUNCTION``, fitted to the data.
+def build_model(config: RunSettings, classes: Sequence[str], sample: InputSpec, given: Model | None = None) -> Model:
+    """The model that settings name, or the one ``given``, with their weights and what of it trains.
 
     Raises:
-        UserError: if there is no such model, or the function fails.
+        UserError: if there is no such model, its weights do not fit, or it has no such part.
     """
+    pretrained = given is None and networks.is_pretrained(config.model)
+    if pretrained:
+        from fedc2i.models import backbones
+
+        model = backbones.build(config.model, len(classes), sample, config.weights)
+    else:
+        model = given or _build_own(config.model, classes, sample)
+    if not pretrained and config.weights is not None:
+        from fedc2i.models import weights
+
+        model = weights.given_to(model, config.weights)
+    frozen = config.batch_statistics == "frozen" or (config.batch_statistics == "auto" and pretrained)
+    wanted = str(config.train) if config.train != "auto" else "head" if pretrained else "all"
+    if wanted == "all" and not frozen and not pretrained:
+        return model
+    return model.restricted(wanted, statistics=not frozen)
+
+
+def _build_own(name: str, classes: Sequence[str], sample: InputSpec) -> Model:
+    """A model that is not pretrained, by its name or ``FILE.py:FUNCTION``."""
     if not is_plugin(name):
         return networks.build(name, len(classes), sample)
     try:

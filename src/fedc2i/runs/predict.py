@@ -16,7 +16,7 @@ from fedc2i.engine.records import Point
 from fedc2i.methods.base import Site
 from fedc2i.runs.finished_run import read_model
 from fedc2i.runs.plan import build_model, parse_method
-from fedc2i.runs.settings import read_toml
+from fedc2i.runs.settings import make, read_toml
 
 if TYPE_CHECKING:
     import pandas
@@ -60,8 +60,9 @@ def predict(
     x = torch.from_numpy(encoder.encode(str(rows) if isinstance(rows, str | Path) else "rows", table))
     settings = read_toml(folder / "config.toml")
     classes = tuple(map(str, summary["classes"]))
-    kind, _, _ = parse_method(str(settings["method"]))
-    method, model = kind(**settings.get("options", {})), build_model(str(settings["model"]), classes, InputSpec.of(x))
+    kind, name, _ = parse_method(str(settings["method"]))
+    config = make(kind, {**settings, "method": name})
+    method, model = kind(**settings.get("options", {})), build_model(config, classes, InputSpec.of(x))
     params = read_model(folder, client, summary["seeds"][0] if seed is None else seed, point)
     site = Site(model, torch.zeros(len(classes)), torch.tensor(-1), {})
     with torch.no_grad():

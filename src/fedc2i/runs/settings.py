@@ -19,7 +19,7 @@ import tomli_w
 
 from fedc2i.core.errors import UserError, nearest, one_line
 from fedc2i.core.options import convert, names, options_of, setting, type_hints
-from fedc2i.core.settings import EngineSettings
+from fedc2i.core.settings import EngineSettings, Trained
 
 if TYPE_CHECKING:
     import torch
@@ -74,10 +74,25 @@ class RunSettings(EngineSettings):
     )
     model: str = setting(
         "auto",
-        "the model: logistic, mlp, cnn1d, lenet5, lenet5-bn, lenet-wide, lenet-wide-bn or FILE.py:FUNCTION; auto: the "
-        "data's preset, or mlp for tables, cnn1d for signals, lenet5 for images",
+        "the model: logistic, mlp, cnn1d, lenet5, lenet5-bn, lenet-wide, lenet-wide-bn, efficientnet-lite0, timm:NAME "
+        "or FILE.py:FUNCTION; auto: the data's preset, or mlp for tables, cnn1d for signals, lenet5 for images",
         preset=True,
         flags=("run", "flower-local", "coordinator"),
+    )
+    train: Trained = setting(  # noqa: RUF009
+        Trained("auto"),
+        "what of the model trains and travels: its head, its last N blocks, all, or adapters of rank R; auto: the head "
+        "of a pretrained network, all of other models",
+        flags=("run", "flower-local", "coordinator"),
+    )
+    weights: str | None = setting(
+        None,
+        "a safetensors file that the model starts from; none: random, or the published ones of a pretrained network",
+        flags=("run", "flower-local", "coordinator"),
+    )
+    batch_statistics: Literal["auto", "frozen", "trained"] = setting(
+        "auto",
+        "BatchNorm's running statistics: constant, or of the batches; auto: constant in pretrained networks",
     )
     metric: Literal["accuracy", "balanced_accuracy", "auroc", "f1", "loss", "calibration_error"] = setting(
         "accuracy",
@@ -188,8 +203,12 @@ class RunSettings(EngineSettings):
         return self._except(names(RunSettings, resume="free"))
 
     def _except(self, ignored: Collection[str]) -> dict[str, Any]:
-        """All other settings; a topology's file by the checksum of its content."""
+        """All other settings; files of a topology and of weights by the checksum of their content."""
         values = {name: value for name, value in asdict(self).items() if name not in ignored}
+        if self.weights is not None:
+            from fedc2i.models.weights import checksum
+
+            values["weights"] = checksum(self.weights)
         with suppress(OSError):  # no file's name
             if Path(self.topology).is_file():
                 values["topology"] = hashlib.sha256(Path(self.topology).read_bytes()).hexdigest()
