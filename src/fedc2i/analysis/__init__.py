@@ -1,1 +1,1 @@
-"""What is concluded from runs: significance, intervals, retraining."""
+"""What is concluded from runs: significance, intervals, contribution."""

@@ -1,4 +1,4 @@
-"""``fedc2i influence show`` and ``fedc2i influence check``: how sure the influence of a finished run is."""
+"""``fedc2i influence show``: how certain the influence of a finished run is."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
-from fedc2i.cli.shared import DataDir, Json, console_for, runs_below, say
+from fedc2i.cli.shared import DataDir, Json, console_for, runs_below
 from fedc2i.core.errors import UserError, one_line
-from fedc2i.core.files import to_json, write_atomically
+from fedc2i.core.files import to_json
 
-CHECKED = "influence-check.json"
-MOST_ROUNDS = 10  # of a retraining by default
-
-app = typer.Typer(help="How sure the influence of a finished run is.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="How certain the influence of a finished run is.", no_args_is_help=True, add_completion=False)
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run, or of its comparison.")]
+
+
+@app.callback()
+def _influence() -> None:
+    """How certain the influence of a finished run is."""
 
 
 @app.command()
@@ -48,43 +50,6 @@ def show(
         return
     print_intervals(console_for(), found, range(len(names)) if client is None else [names.index(client)])
     print(f"Written to {folder / FILE}")
-
-
-@app.command()
-def check(
-    folder: Run,
-    rounds: Annotated[
-        int | None, typer.Option(help=f"Of every retraining; the run's by default, but at most {MOST_ROUNDS}.")
-    ] = None,
-    seeds: Annotated[str | None, typer.Option(help="For example 0,1,2; the run's first by default.")] = None,
-    data_dir: DataDir = None,
-    json: Json = False,
-) -> None:
-    """Compare influence with what it stands for: train again without each client, and see whose loss rises.
-
-    Takes as long as one run for each client and one more. Prints the rank correlation of λ and the rise of the loss on
-    data that nobody trained on, for every client and over all.
-    """
-    from fedc2i.analysis.retraining import check as retrain
-    from fedc2i.report.influence_report import print_check
-    from fedc2i.runs.finished_run import read_run, reopen
-    from fedc2i.runs.settings import parse_seeds
-
-    folder = _run_with_influence(folder)
-    run = read_run(folder)
-    if not run.influence("influence_vector").size:
-        raise UserError(f"{folder}: {run.label} measures no influence vector to compare with retraining")
-    plan = reopen(folder, data_dir=data_dir)
-    of_run = plan.config.rounds
-    wanted = rounds if rounds is not None else min(of_run, MOST_ROUNDS)
-    chosen = plan.config.seeds[:1] if seeds is None else parse_seeds(seeds)
-    found = retrain(plan, wanted, chosen, lambda line: say(one_line(line)))
-    write_atomically(folder / CHECKED, to_json(found.to_json()).encode())
-    if json:
-        print(to_json(found.to_json()), end="")
-        return
-    print_check(console_for(), found, of_run)
-    print(f"Written to {folder / CHECKED}")
 
 
 def _run_with_influence(folder: Path) -> Path:

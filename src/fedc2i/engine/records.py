@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -87,6 +87,10 @@ class Predictions:
         """Where a client's samples are."""
         start = sum(self.samples[:client])
         return slice(start, start + self.samples[client])
+
+    def only(self, seed: int) -> Predictions:
+        """The same of one seed alone."""
+        return replace(self, logs={key: logs for key, logs in self.logs.items() if key[0] == seed})
 
 
 class Diagnostics(NamedTuple):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import locked, writing
-from fedc2i.runs.driver import advance, checkpoints_of, latest
+from fedc2i.runs.driver import advance, checkpoints_of, latest, test_predictions
 from fedc2i.runs.fingerprint import Fingerprint, cache_key
 from fedc2i.runs.finished_run import read_rounds
 from fedc2i.runs.folder import SUMMARY, RunFolder, slug
@@ -20,11 +20,11 @@ from fedc2i.runs.results import Result
 
 
 class RunCache:
-    """A folder of single-seed runs, with every client's last models or, to spare the disk, without."""
+    """A folder of single-seed runs, with every client's last models, their predictions, or neither."""
 
-    def __init__(self, root: Path, models: bool = True) -> None:
+    def __init__(self, root: Path, models: bool = True, predictions: bool = False) -> None:
         self.root = root
-        self._models = models
+        self._models, self._predictions = models, predictions
 
     def folder(self, plan: Plan, seed: int) -> Path:
         """Where a plan's run with this seed lies, or will."""
@@ -70,6 +70,8 @@ class RunCache:
                 for seed in missing:
                     _clear(self.folder(plan, seed))
             result = advance(plan, working, observer)
+            if self._predictions:
+                result.predictions = test_predictions(plan, result.outcomes)
             for seed in sorted(missing, reverse=True):
                 own, files = result.only(seed), RunFolder(self.folder(plan, seed), plan.federation.names)
                 files.begin(own.config)

@@ -6,7 +6,7 @@ import functools
 import math
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +167,7 @@ class Result:
             config=replace(self.config, seeds=(seed,)),
             rounds=[report for report in self.rounds if report.seed == seed],
             outcomes={own: outcome for own, outcome in self.outcomes.items() if own == seed},
+            predictions=None if self.predictions is None else self.predictions.only(seed),
             written={},
         )
 
@@ -229,7 +230,7 @@ class Result:
         Raises:
             UserError: if pandas is not installed.
         """
-        return _frame(COLUMNS, self._long_rows())
+        return frame(COLUMNS, self._long_rows())
 
     def _long_rows(self) -> Iterator[tuple[int, int, str, str, str, float]]:
         """One row per value, as in ``metrics.jsonl``."""
@@ -248,10 +249,11 @@ class Comparison(list[Result]):
 
     def to_pandas(self) -> Any:
         """The long table of all results, with the method in the first column."""
-        return _frame(("method", *COLUMNS), ((own.key, *row) for own in self for row in own._long_rows()))
+        return frame(("method", *COLUMNS), ((own.key, *row) for own in self for row in own._long_rows()))
 
 
-def _frame(columns: Sequence[str], rows: Iterator[tuple[Any, ...]]) -> Any:
+def frame(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> Any:
+    """A pandas table; a `UserError` if pandas is not installed."""
     try:
         import pandas
     except ImportError:
