@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("flwr.app")
@@ -267,6 +267,7 @@ JUNK = st.recursive(
 @settings(max_examples=60)
 @given(st.sampled_from([name for name in WHOLE if name != "seed"]), JUNK)
 def test_any_part_that_is_something_else_is_refused_in_a_line(part: str, value: Any) -> None:
+    assume(value != WHOLE[part])
     with pytest.raises(UserError) as refused:
         understand(json.dumps({**WHOLE, part: value}))
     assert "\n" not in str(refused.value)

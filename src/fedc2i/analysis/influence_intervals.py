@@ -153,7 +153,7 @@ def intervals(
     if seed is not None and seed not in result.config.seeds:
         raise UserError(f"seed {seed} is not part of the run, allowed are {', '.join(map(str, result.config.seeds))}")
     seed = result.config.seeds[0] if seed is None else seed
-    plan = reopen(folder, data, model, method, data_dir)
+    plan = reopen(folder, data, model, method, data_dir).on_features()
     models = read_models(folder, plan.federation.names, seed)
     found = measure(plan, models, seed, result.last(seed).round, samples, draws, level)
     write_atomically(folder / FILE, to_json(found.to_json()).encode())

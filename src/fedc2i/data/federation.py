@@ -143,6 +143,16 @@ class Client:
     validation: Split
     test: Split
 
+    @functools.cached_property
+    def checksum(self) -> str:
+        """SHA-256 of the samples and labels."""
+        digest = hashlib.sha256()
+        for split in (self.train, self.validation, self.test):
+            digest.update(np.array(split.x.shape, dtype=np.int64).tobytes())
+            digest.update(split.x.contiguous().numpy().tobytes())
+            digest.update(split.y.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -260,16 +270,7 @@ class Federation:
     @functools.cached_property
     def checksums(self) -> dict[str, str]:
         """SHA-256 of every client's samples and labels, which trace a number back to its data."""
-        return {client.name: _digest(client) for client in self.clients}
-
-
-def _digest(client: Client) -> str:
-    digest = hashlib.sha256()
-    for split in (client.train, client.validation, client.test):
-        digest.update(np.array(split.x.shape, dtype=np.int64).tobytes())
-        digest.update(split.x.contiguous().numpy().tobytes())
-        digest.update(split.y.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+        return {client.name: client.checksum for client in self.clients}
 
 
 def stratified_order(labels: np.ndarray[Any, Any], keys: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:

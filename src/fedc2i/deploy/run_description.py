@@ -26,6 +26,8 @@ from fedc2i.engine import attacks
 from fedc2i.engine.client import RunContext
 from fedc2i.flower.message_format import MOST_CLASSES
 from fedc2i.flower.site import Assignment
+from fedc2i.models.model import Model
+from fedc2i.models.weights import checksum
 from fedc2i.runs.plan import Plan, build_model, parse_method
 from fedc2i.runs.settings import RunSettings, make
 
@@ -39,6 +41,8 @@ def describe(plan: Plan, seed: int) -> str:
     sent = [name for name in names(RunSettings, scope="run") if name != "seeds"]
     values = _given({name: getattr(plan.config, name) for name in sent})
     values |= {name: _place_in_app(name, str(values[name])) for name in ("method", "model")}
+    if plan.config.weights is not None:  # every site has the file itself
+        values["weights"] = Path(plan.config.weights).name
     values["attack"] = attacks.resolved(plan.config.attack, plan.federation.names, seed)
     context = RunContext(plan.method, plan.model, plan.config, plan.config.rounds, seed)
     schema = plan.federation.schema if isinstance(plan.federation, RemoteFederation) else None
@@ -51,6 +55,7 @@ def describe(plan: Plan, seed: int) -> str:
             "input": plan.federation.input.to_json(),
             "schema": None if schema is None else schema.to_json(),
             "fingerprint": fingerprint(context.first_model("", plan.config.init)),
+            "constants": _constants(plan.model, plan.config),
         },
         default=str,
     )
@@ -65,6 +70,8 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
     try:
         values: dict[str, Any] = json.loads(text)
         settings, classes = dict(values["settings"]), tuple(map(str, values["classes"]))
+        if not isinstance(values["classes"], list) or len(set(classes)) != len(classes):
+            raise ValueError("classes that are no list of different names")
         sample = InputSpec.from_json(values["input"])
         schema = None if values.get("schema") is None else Schema.from_json(values["schema"])
         if schema is not None and schema.input != sample:
@@ -72,9 +79,11 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
         for name in ("method", "model"):
             if is_plugin(str(settings[name])):
                 settings[name] = _place_at_site(str(settings[name]), root)
+        if "weights" in settings and Path(str(settings["weights"])).name != settings["weights"]:
+            raise ValueError(f"weights in '{settings['weights']}'")
         kind, name, own = parse_method(str(settings["method"]))
         config = make(kind, {**settings, **own, "method": name, "seeds": [int(values["seed"])]})
-        version, expected = str(values["version"]), str(values["fingerprint"])
+        version, expected, constants = (str(values[name]) for name in ("version", "fingerprint", "constants"))
         if len(classes) > MOST_CLASSES:
             raise ValueError(f"{len(classes):,} classes")
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
@@ -87,7 +96,14 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
     context = RunContext(kind(**config.options), model, config, config.rounds, config.seeds[0], attackers)
     if fingerprint(context.first_model("", config.init)) != expected:
         raise UserError(f"its model '{config.model}' has another architecture than the coordinator's")
+    if _constants(model, config) != constants:
+        raise UserError(f"its model '{config.model}' starts from other weights than the coordinator's")
     return Assignment(context, config, schema, config.to_toml()), classes
+
+
+def _constants(model: Model, config: RunSettings) -> str:
+    """A digest of what does not train and of the file that a model starts from, which must be the same everywhere."""
+    return model.constants_digest() + ("" if config.weights is None else checksum(config.weights))
 
 
 def fingerprint(params: Params) -> str:

@@ -16,9 +16,9 @@ import cloudpickle
 import torch
 
 from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.memory import cores
 from fedc2i.core.settings import EngineSettings
 from fedc2i.engine.client import RunContext
-from fedc2i.engine.executors.choice import cores
 from fedc2i.engine.records import Round
 from fedc2i.engine.simulator import check
 from fedc2i.flower.compat import ENVIRONMENT

@@ -25,6 +25,7 @@ from fedc2i.engine.exchange import process
 from fedc2i.engine.records import Point
 from fedc2i.flower.message_format import MOST_REASON, Answer, Introduction, Task, failure
 from fedc2i.flower.site_models import ContextMemory, FolderMemory, Memory, Predictor
+from fedc2i.models.model import Model
 from fedc2i.models.validation import validate
 
 COMPLAINT = "fedc2i site: "  # starts a line that the people at the site should see
@@ -93,21 +94,26 @@ class Home:
         return ContextMemory(context.state, run) if self.state is None else FolderMemory(self.state, run, predictor)
 
     def predictor(self, assignment: Assignment, classes: tuple[str, ...]) -> Predictor | None:
-        """What is stored beside the last models, if the data is a table."""
-        if not self.encoding:
+        """What is stored beside the last models, if the data is a table or images."""
+        if not self.encoding and not InputSpec.of(self.client.train.x).is_image:
             return None
-        seed = assignment.context.seed
-        summary = json.dumps({"classes": classes, "seeds": [seed]})
-        texts = {ENCODING: self.encoding, "config.toml": assignment.config, "summary.json": summary}
+        seed, sample = assignment.context.seed, InputSpec.of(self.client.train.x)
+        summary = json.dumps({"classes": classes, "seeds": [seed], "input": sample.to_json()})
+        texts = {"config.toml": assignment.config, "summary.json": summary}
+        texts |= {ENCODING: self.encoding} if self.encoding else {}
         return Predictor(self.client.name, seed, texts)
 
     def secret(self) -> bytes:
         """A real site's key for the noise on its uploads, which the coordinator does not know."""
         return b"" if self.state is None else secret_in(self.state)
 
-    def data(self, classes: tuple[str, ...]) -> ClientData:
-        """The data, with labels numbered as in the run."""
-        client = self.client
+    def data(self, classes: tuple[str, ...], model: Model | None = None) -> ClientData:
+        """The data, with labels numbered as in the run; features of images, if only the head of the model trains."""
+        client, best = self.client, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if model is not None and model.has_constant_body:
+            from fedc2i.models import features
+
+            client = features.of_client(client, model, self.device or best, features.timed(_complain))
         if classes != self.classes:
             unknown = [name for name in self.classes if name not in classes]
             if unknown:
@@ -115,7 +121,6 @@ class Home:
             order = torch.tensor([classes.index(name) for name in self.classes])
             parts = (Split(own.x, order[own.y]) for own in (client.train, client.validation, client.test))
             client = Client(client.name, *parts)
-        best = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return ClientData.place(client, len(classes), self.device or best)
 
 
@@ -143,9 +148,12 @@ def make_app(
             task, received = Task.from_record(message.content)
             assignment, classes = find_assignment(task)
             home = find_home(context).encoded(assignment.schema)
-            validate(assignment.context.model, home.client.train.x[:2], len(classes))
-            own = home.data(classes)
+            model = assignment.context.model
+            validate(model, home.client.train.x[:2], len(classes))
+            own = home.data(classes, model)
             memory = home.memory(context, task.run, home.predictor(assignment, classes))
+            if model.has_constant_body:
+                assignment = replace(assignment, context=replace(assignment.context, model=model.on_features()))
             secret = home.secret() if assignment.settings.noise else b""
             return perform(task, received, assignment, own, memory, secret).to_record(task.half)
 

@@ -59,8 +59,7 @@ class Backbone(nn.Module):
         if tuple(x.shape[-2:]) != (size, size):
             shrinks = max(x.shape[-2:]) > size
             x = F.interpolate(x, (size, size), mode=how, align_corners=False, antialias=shrinks)
-        slope, shift = self.get_buffer("_slope"), self.get_buffer("_shift")
-        return self.net(x * slope + shift)  # type: ignore[no-any-return]
+        return self.net(x * self.get_buffer("_slope") + self.get_buffer("_shift"))  # type: ignore[no-any-return]
 
 
 def preprocessing_of(name: str) -> Preprocessing:

@@ -9,6 +9,7 @@ it is never sent, mixed or saved. `fedc2i.models.validation` finds out whether a
 from __future__ import annotations
 
 import copy
+import hashlib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -130,6 +131,20 @@ class Model:
     def has_constant_body(self) -> bool:
         """Whether only the head trains, so that features can be computed once."""
         return self.part is not None and not self.body_names
+
+    def constants_digest(self) -> str:
+        """SHA-256 of all that does not train; empty if everything does."""
+        if self.part is None:
+            return ""
+        found = hashlib.sha256()
+        for name, tensor in _state(self._module.get(None)).items():
+            if name not in self.part.names:
+                found.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
+        return found.hexdigest()
+
+    def body_module(self) -> nn.Module:
+        """A copy of the body as a plain module in evaluation mode; of a model whose body is constant."""
+        return copy.deepcopy(self._body.get(None)).eval()
 
     def on_features(self) -> Model:
         """The head alone, which reads features in place of samples; of a model whose body is constant."""

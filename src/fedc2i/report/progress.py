@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from types import TracebackType
 
@@ -44,6 +44,8 @@ class ProgressView:
             disable=not console.is_terminal,
         )
         self._task: TaskID | None = None
+        self._features: TaskID | None = None
+        self._lines: Callable[[int, int], None] | None = None
 
     def __enter__(self) -> ProgressView:
         self._live.start()
@@ -69,6 +71,19 @@ class ProgressView:
         shown = self._label if self._is_wide else f"[{self._started}/{self._runs}] {result.label}"
         before = max((report.round for report in result.rounds), default=0)  # of a run that resumes: they took no time
         self._task = self._live.add_task(shown, total=result.config.rounds, completed=before, clients="", accuracy="")
+
+    def preparing(self, done: int, of: int) -> None:
+        """Features of images are computed before the first round; in a terminal with a bar of their own."""
+        if self._live.disable:
+            if self._lines is None:
+                from fedc2i.models.features import timed
+
+                self._lines = timed(self.say)
+            self._lines(done, of)
+            return
+        if self._features is None:
+            self._features = self._live.add_task("features of images", total=of, clients="", accuracy="")
+        self._live.update(self._features, completed=done)
 
     def client(self, done: int, of: int) -> None:
         """Local runs finished within the round."""
@@ -131,6 +146,11 @@ class Observers:
         """A run starts."""
         for one in self._observers:
             one.begin(result)
+
+    def preparing(self, done: int, of: int) -> None:
+        """Features of images are computed, for those that show it."""
+        for one in self._observers:
+            getattr(one, "preparing", lambda done, of: None)(done, of)
 
     def client(self, done: int, of: int) -> None:
         """Some clients have finished."""

@@ -132,7 +132,7 @@ def compute(
         reports: of the rounds up to there.
     """
     plan.require_engine()
-    config, result = plan.config, plan.empty_result()
+    config, result, work = plan.config, plan.empty_result(), plan.on_features(observer)
 
     def on_round(report: Round) -> None:
         result.rounds.append(report)
@@ -152,15 +152,16 @@ def compute(
 
         policy = Policy(config.deadline, config.min_sites, config.wire == "float16", poll=0.05)
         how = config.ray_address, config.torch_device(), on_round, on_client, sayer(observer)
-        simulation.federate(*plan.parts, policy, *how)
+        simulation.federate(*work.parts, policy, *how)
     else:
-        result.outcomes = simulate(*plan.parts, config.torch_device(), on_round, on_client, keep, start)
+        result.outcomes = simulate(*work.parts, config.torch_device(), on_round, on_client, keep, start)
     result.rounds.sort(key=lambda report: config.seeds.index(report.seed))
     return result
 
 
 def test_predictions(plan: Plan, outcomes: Mapping[int, Outcome]) -> Predictions | None:
     """What the last models predict for the test samples; None without models here, or for very many samples."""
+    plan = plan.on_features()
     clients, classes = plan.federation.clients, len(plan.federation.classes)
     sizes = tuple(len(client.test) for client in clients)
     if not outcomes or len(outcomes) * len(POINTS) * sum(sizes) * classes > MOST_PREDICTIONS:

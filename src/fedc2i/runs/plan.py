@@ -19,6 +19,7 @@ from fedc2i.core.files import is_plugin, load_plugin, plugin_checksums
 from fedc2i.core.options import convert, names, options_of, type_hints
 from fedc2i.data import sources
 from fedc2i.data.federation import Federation, InputSpec
+from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine.records import Round
 from fedc2i.engine.simulator import check
 from fedc2i.methods.base import Method, get_method
@@ -94,6 +95,17 @@ class Plan:
     def parts(self) -> tuple[Method, Model, Federation, RunSettings, tuple[int, ...]]:
         """The arguments that engines take."""
         return self.method, self.model, self.federation, self.config, self.config.seeds
+
+    def on_features(self, observer: Observer | None = None) -> Plan:
+        """The same computation where only a head trains: features in place of images, and the head as the model."""
+        if not self.model.has_constant_body or isinstance(self.federation, RemoteFederation):
+            return self
+        from fedc2i.models import features
+
+        bar: features.Report | None = getattr(observer, "preparing", None)
+        report = bar or features.timed(sayer(observer))
+        found = features.of_federation(self.federation, self.model, self.config.torch_device(), report)
+        return replace(self, federation=found, model=self.model.on_features())
 
     def empty_result(self) -> Result:
         """The run's result before its first round."""

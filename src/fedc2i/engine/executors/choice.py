@@ -5,18 +5,16 @@ Executors are imported when a run needs them.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from fedc2i.core.memory import cores
 from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import InputSpec
 from fedc2i.engine.client import ClientData, RunContext
@@ -127,12 +125,3 @@ class AdaptiveExecutor:
     def close(self) -> None:
         """See `Executor.close`."""
         self._now.close()
-
-
-def cores() -> int:
-    """How many cores this process may use: of its affinity, and of its container's quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        count = min(count, max(1, math.floor(int(quota) / int(period))))  # "max" is no number: no quota
-    return count
