@@ -136,7 +136,7 @@ def test_the_worst_client_is_the_highest_loss_and_ignores_who_has_no_score() -> 
     result = made_up(AB, {0: [[70, 50]], 1: [[60, np.nan]]})
     for report in result.rounds:
         for own in report.metrics["received"]:
-            own["loss"] = own["accuracy"] / 100
+            own |= {"loss": own["accuracy"] / 100} if own else {}
     assert result.worst("received").tolist() == [50, 60]
     assert result.worst("received", "loss").tolist() == [0.7, 0.6]
     assert str(result.scores("received", "loss")["Worst"]) == "0.650 ± 0.071"

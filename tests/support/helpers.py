@@ -93,7 +93,7 @@ def made_up(
 
     Args:
         federation: whose clients.
-        accuracy: by seed; seeds may have different numbers of rounds.
+        accuracy: by seed; seeds may have different numbers of rounds; nan for a client that was not scored.
         method: FedC²I if left out.
         key: the method's name if left out; the label is the same with the method's title.
         lift: what ``trained`` has more than ``received``.
@@ -114,7 +114,9 @@ def made_up(
     for seed, table in tables.items():
         for t, row in enumerate(table):
             points = {
-                point: [{"accuracy": value + (lift if point == "trained" else 0.0)} for value in row.tolist()]
+                point: [
+                    {} if np.isnan(own) else {"accuracy": own + lift * (point == "trained")} for own in row.tolist()
+                ]
                 for point in POINTS
             }
             seen = {name: np.asarray(by_seed[seed][t]) for name, by_seed in (influence or {}).items()}

@@ -92,6 +92,7 @@ def comparison_table(results: Sequence[Result], against_paper: bool = False, *, 
         WORST_NOTE,
         *([MAJORITY_NOTE] if guesses else []),
         *undefined_notes(results),
+        *diverged_notes(results),
         *(tie_notes(average, results) if tied else []),
         *([DIFFERENCE_NOTE] if against_paper else []),
         *other_protocol(first),
@@ -215,6 +216,16 @@ def undefined_notes(results: Sequence[Result]) -> list[str]:
     return [
         f"–: {metric_words(metric).name} is {why} ({_clients(tuple(missing))}); averages and Worst are over "
         f"{len(names) - len(missing)} of {len(names)} clients."
+    ]
+
+
+def diverged_notes(results: Sequence[Result]) -> list[str]:
+    """A line for every result with a model that predicts no numbers any more."""
+    return [
+        f"{result.label} diverged ({_clients(result.diverged)}): its log-loss is not finite, and samples without a "
+        "prediction count as wrong."
+        for result in results
+        if result.diverged
     ]
 
 

@@ -98,17 +98,33 @@ class Result:
         )
 
     def averages(self, point: Point, metric: str = "accuracy") -> dict[str, Array]:
-        """``(seeds,)`` the mean over the clients that were scored: ``Avg``, then the data set's further averages."""
-        values, names = self.accuracy(point, metric), self.federation.names
-        return {
-            title: _mean(values[:, [names.index(name) for name in members]])
-            for title, members in {"Avg": names, **self.federation.averages}.items()
-        }
+        """``(seeds,)`` the mean over the clients that were scored: ``Avg``, then the data set's further averages.
+
+        It is nan where a client's score is not a number: without the client, a model that diverged would look better.
+        """
+        values, scored, names = self.accuracy(point, metric), self._scored(point, metric), self.federation.names
+        members = {"Avg": names, **self.federation.averages}
+        places = {title: [names.index(name) for name in own] for title, own in members.items()}
+        return {title: _mean(values[:, own], scored[:, own]) for title, own in places.items()}
+
+    def _scored(self, point: Point, metric: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """``(seeds, clients)`` who has such a metric."""
+        return np.array([[metric in own for own in self.last(seed).metrics[point]] for seed in self.config.seeds])
+
+    @property
+    def diverged(self) -> tuple[str, ...]:
+        """Clients whose last model, of any seed, has no finite log-loss."""
+        last = [self.last(seed).metrics[point] for seed in self.config.seeds for point in POINTS] if self.rounds else []
+        return tuple(
+            name
+            for k, name in enumerate(self.federation.names)
+            if not all(math.isfinite(own[k].get("loss", 0.0)) for own in last)
+        )
 
     def worst(self, point: Point, metric: str = "accuracy") -> Array:
-        """``(seeds,)`` the worst client that was scored."""
+        """``(seeds,)`` the worst client that was scored; nan where a client's score is not a number."""
         values, none = self.accuracy(point, metric), -np.inf if _is_lower_better(metric) else np.inf
-        filled = np.where(np.isfinite(values), values, none)
+        filled = np.where(self._scored(point, metric), values, none)
         found: Array = filled.max(1) if _is_lower_better(metric) else filled.min(1)
         return np.where(np.isfinite(found), found, np.nan)
 
@@ -266,10 +282,10 @@ def _is_lower_better(metric: str) -> bool:
     return not HIGHER_IS_BETTER.get(metric.removeprefix("validation_").partition("/")[0], True)
 
 
-def _mean(values: Array) -> Array:
-    """Over clients, of each seed; nan if none was scored."""
-    counts = np.isfinite(values).sum(1)
-    return np.where(counts > 0, np.nansum(values, axis=1) / np.maximum(counts, 1), np.nan)
+def _mean(values: Array, scored: np.ndarray[Any, np.dtype[np.bool_]]) -> Array:
+    """Over the clients that were scored, of each seed; nan if none was."""
+    counts = scored.sum(1)
+    return np.where(counts > 0, np.where(scored, values, 0.0).sum(1) / np.maximum(counts, 1), np.nan)
 
 
 def summary(result: Result) -> dict[str, Any]:

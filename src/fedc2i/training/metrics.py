@@ -2,6 +2,9 @@
 
 Written for tensors of fixed shape, without branches on their values, so that a CUDA graph can hold them. A score that
 the samples do not define is nan: with samples of one class only there is no AUROC, balanced accuracy or F1.
+
+A model that diverged predicts nothing for a sample whose logits are not numbers. Such a sample counts as wrong; AUROC
+ranks it with the others of its kind, below the rest; log-loss and calibration error are nan.
 """
 
 from __future__ import annotations
@@ -49,11 +52,16 @@ def score(predict: Callable[[Tensor], Mapping[str, Tensor]], piece: Batch) -> di
     sums: dict[str, Tensor] = {}
     with torch.no_grad():
         for name, logits in predict(piece.x).items():
-            sums[f"accuracy{name}"] = 100.0 * (logits.argmax(1) == piece.y).sum()
+            sums[f"accuracy{name}"] = 100.0 * ((logits.argmax(1) == piece.y) & predicted(logits)).sum()
             sums[f"loss{name}"] = F.cross_entropy(logits, piece.y, reduction="sum")
             if not name:
                 sums["logits"] = logits
     return sums
+
+
+def predicted(logits: Tensor) -> Tensor:
+    """``(N,)`` whether logits ``(N, C)`` give probabilities; a class may have the logit -inf."""
+    return logits.amax(1).isfinite()
 
 
 def means(pieces: Sequence[Mapping[str, Tensor]], samples: int) -> dict[str, Tensor]:
@@ -76,8 +84,9 @@ def class_scores(logits: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Scores in percent of ``logits`` ``(N, C)`` for labels ``y`` ``(N,)``, in double precision."""
     logits = logits.to(torch.float64)
     truth = F.one_hot(y, logits.shape[1]).to(torch.float64)  # (N, C)
-    guess = F.one_hot(logits.argmax(1), logits.shape[1]).to(torch.float64)
-    probabilities = logits.softmax(1)
+    sound = predicted(logits)
+    guess = F.one_hot(logits.argmax(1), logits.shape[1]).to(torch.float64) * sound[:, None]
+    probabilities = torch.where(sound[:, None], logits.softmax(1), -1.0)
     count = truth.sum(0)  # (C,) samples of each class
     present = count > 0
     several = present.sum() > 1
@@ -88,7 +97,8 @@ def class_scores(logits: Tensor, y: Tensor) -> dict[str, Tensor]:
         "auroc": _mean(areas(probabilities, truth), present),
     }
     defined = {name: torch.where(several, score, torch.nan) for name, score in found.items()}
-    return {name: 100 * score for name, score in (defined | {"calibration_error": gap(probabilities, truth)}).items()}
+    defined["calibration_error"] = torch.where(sound.all(), gap(probabilities, truth), torch.nan)
+    return {name: 100 * score for name, score in defined.items()}
 
 
 def areas(scores: Tensor, truth: Tensor) -> Tensor:
@@ -109,7 +119,7 @@ def areas(scores: Tensor, truth: Tensor) -> Tensor:
 
 def gap(probabilities: Tensor, truth: Tensor) -> Tensor:
     """The expected calibration error: the mean distance of confidence from accuracy over bins of confidence."""
-    confidence, label = probabilities.nan_to_num().max(1)
+    confidence, label = probabilities.clamp(min=0).max(1)
     right = truth.gather(1, label[:, None]).squeeze(1)
     member = F.one_hot((confidence * BINS).long().clamp(max=BINS - 1), BINS).to(torch.float64)  # (N, BINS)
     return (member.T @ (confidence - right)).abs().sum() / len(truth)

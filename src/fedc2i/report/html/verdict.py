@@ -10,7 +10,7 @@ import numpy as np
 
 from fedc2i.analysis.weights import DomainShare, finite_mean, of_last_round
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report.comparison import FEW, SEEDS, undefined_notes
+from fedc2i.report.comparison import FEW, SEEDS, diverged_notes, undefined_notes
 from fedc2i.report.html.side_by_side import (
     common_seeds,
     differences,
@@ -156,7 +156,7 @@ def warning_notes(results: Sequence[Result]) -> tuple[str, ...]:
             more = f" and of {len(rejected) - MOST_CLIENTS} more clients" if len(rejected) > MOST_CLIENTS else ""
             of = f" of {one.label}" if len(results) > 1 else ""
             said.append(f"Rejected uploads{of}: {', '.join(rejected[:MOST_CLIENTS])}{more}.")
-    return tuple(said)
+    return (*said, *diverged_notes(results))
 
 
 def _rejected_uploads(result: Result) -> dict[str, int]:
