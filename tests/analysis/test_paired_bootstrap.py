@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,54 @@ def test_a_client_without_a_score_is_ignored_and_without_any_there_is_no_interva
     assert np.nanmin(both) == 100
     nobody = resampled_averages((own,), "trained", "balanced_accuracy", (0,), (1,))[0]
     assert interval(nobody - nobody) is None
+
+
+@pytest.mark.parametrize("metric", ["auroc", "balanced_accuracy", "f1"])
+def test_a_rare_class_stays_in_every_resample(metric: str) -> None:
+    """One sample of class 0 in 16, as at a hospital of the heart data: in every third resample it would be absent."""
+    rng = np.random.default_rng(3)
+    labels = np.concatenate([np.tile([0, 1], 20), [0], np.ones(15, int)])
+    logs = torch.from_numpy(rng.normal(size=(56, 2)) + np.eye(2)[labels]).log_softmax(1).numpy()
+    own = Predictions(labels, (40, 16), {(0, "trained"): logs})
+    drawn = resampled_averages((own,), "trained", metric, (0,), (0, 1))[0]
+    once = [
+        resampled_scores(metric, logs[own.rows(k)], labels[own.rows(k)], np.ones((1, own.samples[k]))) for k in (0, 1)
+    ]
+    assert np.isfinite(drawn).all()
+    assert drawn.mean() == pytest.approx(np.mean(once), abs=2)
+
+
+def test_samples_without_a_prediction_score_as_in_the_run() -> None:
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy(rng.normal(size=(30, 3)))
+    logits[4:7] = torch.nan
+    logits[8:10, 1] = -torch.inf
+    labels = torch.from_numpy(rng.integers(3, size=30))
+    wanted = class_scores(logits, labels)
+    for metric in ("auroc", "balanced_accuracy", "f1", "calibration_error"):
+        (found,) = resampled_scores(metric, logits.log_softmax(1).numpy(), labels.numpy(), np.ones((1, 30)))
+        assert found == pytest.approx(float(wanted[metric]), nan_ok=True), metric
+    (loss,) = resampled_scores("loss", logits.log_softmax(1).numpy(), labels.numpy(), np.ones((1, 30)))
+    assert np.isnan(loss)
+
+
+@pytest.mark.slow
+def test_intervals_of_auroc_cover_the_truth_with_a_rare_class() -> None:
+    """200 test sets of clients with 30 and 5 samples of class 0 of 60: normal scores, true AUROC Φ(d/√2)."""
+    rng, covered, tries = np.random.default_rng(0), 0, 200
+    labels = np.concatenate([np.repeat([0, 1], [30, 30]), np.repeat([0, 1], [5, 55])])
+    truth = 100 * (statistics.NormalDist().cdf(1.5 / 2**0.5) - statistics.NormalDist().cdf(0.5 / 2**0.5))
+    for _ in range(tries):
+        own = []
+        for distance in (1.5, 0.5):
+            logits = rng.normal(size=120) + distance * labels
+            both = torch.from_numpy(np.stack([np.zeros(120), logits], 1)).log_softmax(1).numpy()
+            own.append(Predictions(labels, (60, 60), {(0, "trained"): both}))
+        drawn = resampled_averages(tuple(own), "trained", "auroc", (0,), (0, 1))
+        ends = interval(drawn[0] - drawn[1])
+        assert ends is not None
+        covered += ends[0] <= truth <= ends[1]
+    assert 0.88 <= covered / tries <= 0.99
 
 
 @pytest.mark.slow

@@ -37,7 +37,6 @@ def test_they_give_the_scores_of_the_last_round(results: list[Result]) -> None:
         assert own is not None
         assert own.samples == tuple(part["test"] for part in result.federation.samples().values())
         for metric in HIGHER_IS_BETTER:
-            exact = metric in ("accuracy", "balanced_accuracy", "f1")
             for point in POINTS:
                 for s, seed in enumerate(result.config.seeds):
                     for k in range(len(own.samples)):
@@ -45,8 +44,7 @@ def test_they_give_the_scores_of_the_last_round(results: list[Result]) -> None:
                         once = np.ones((1, own.samples[k]))
                         (value,) = resampled_scores(metric, own.logs[seed, point][rows], own.labels[rows], once)
                         wanted = result.accuracy(point, metric)[s, k]
-                        slack = 1e-4 if exact else 0.3 if metric != "loss" else 2e-3  # of float16
-                        assert value == pytest.approx(wanted, abs=slack, nan_ok=True), (result.key, metric, point)
+                        assert value == pytest.approx(wanted, abs=1e-4, nan_ok=True), (result.key, metric, point)
 
 
 def test_a_comparison_with_one_seed_has_marks(results: list[Result]) -> None:
@@ -75,3 +73,24 @@ def test_damage_is_one_line(folder: Path, tmp_path: Path, harm: str) -> None:
     assert "\n" not in str(caught.value)
     broken.unlink()
     assert read_run(tmp_path).predictions is None
+
+
+def test_a_model_that_diverged_wins_nothing(tmp_path: Path) -> None:
+    """Local training at a rate at which log-loss is not a number any more, beside a rate that works."""
+    settings = {"rounds": 3, "seeds": (0,), "metric": "auroc"}
+    good = fedc2i.run("fedavg", "heart", **settings)
+    bad = fedc2i.run("local", "heart", out=tmp_path / "bad", optimizer="sgd", lr=1e30, **settings)
+    for result in (bad, read_run(tmp_path / "bad")):
+        assert result.diverged == ("Cleveland", "Hungary", "Switzerland", "Long Beach")
+        scores = result.scores("trained", "auroc")
+        assert {score.mean for score in scores.values()} == {50.0}
+        assert result.scores("trained")["Avg"].mean == 0
+        assert np.isnan(result.scores("trained", "loss")["Avg"].mean)
+        table = comparison_table([result, good])
+        assert any("Local diverged (Cleveland, Hungary, Switzerland and Long Beach)" in note for note in table.notes)
+        assert not any(row.best for row in table.rows[:2])
+        assert good.diverged == ()
+        own = result.predictions
+        assert own is not None
+        (area,) = resampled_scores("auroc", own.logs[0, "trained"], own.labels, np.ones((1, len(own.labels))))
+        assert area == 50

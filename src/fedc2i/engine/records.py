@@ -71,7 +71,7 @@ class Predictions:
     Attributes:
         labels: ``(N,)`` the true classes.
         samples: how many of them each client has.
-        logs: by seed and point the log-probabilities ``(N, C)``, float16.
+        logs: by seed and point the log-probabilities ``(N, C)``, float32; nan where a diverged model has none.
     """
 
     labels: np.ndarray[Any, Any]

@@ -10,11 +10,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedc2i.core.files import write_atomically
 from fedc2i.engine import checkpoint
@@ -28,8 +27,7 @@ from fedc2i.runs.plan import Observer, Plan, sayer
 from fedc2i.runs.results import Result
 from fedc2i.training.metrics import AT_ONCE
 
-MOST_PREDICTIONS = 2**25  # probabilities in a run folder, two bytes each
-LOWEST = -60_000.0  # of float16
+MOST_PREDICTIONS = 2**24  # probabilities in a run folder, four bytes each
 Draw = Callable[[Result, Path], None]  # adds figures to the folder of a finished run
 
 
@@ -177,19 +175,10 @@ def test_predictions(plan: Plan, outcomes: Mapping[int, Outcome]) -> Predictions
                 counts = client.train.y.bincount(minlength=classes).to(device)
                 site = Site(plan.model, counts, torch.tensor(k, device=device), {}, rounds=plan.config.rounds)
                 pieces = [plan.method.predict(params, x.to(device), site) for x in torch.split(client.test.x, AT_ONCE)]
-                parts.append(torch.cat(pieces).log_softmax(1).cpu())
-            found[seed, point] = _halved(torch.cat(parts))
+                parts.append(torch.cat(pieces).cpu().double().log_softmax(1).float())
+            found[seed, point] = torch.cat(parts).numpy()
     labels = torch.cat([client.test.y for client in clients]).numpy().astype(np.int32)
     return Predictions(labels, sizes, found)
-
-
-def _halved(logs: Tensor) -> np.ndarray[Any, Any]:
-    """Log-probabilities ``(N, C)`` as float16, with the same most probable class where rounding makes two equal."""
-    best = logs.argmax(1).numpy()
-    halved = logs.nan_to_num(nan=LOWEST).clamp(min=LOWEST).numpy().astype(np.float16)
-    changed = np.flatnonzero(halved.argmax(1) != best)
-    halved[changed, best[changed]] = np.nextafter(halved[changed, best[changed]], np.float16(1))
-    return halved
 
 
 def execute_by_seed(
