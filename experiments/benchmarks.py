@@ -46,7 +46,7 @@ def table_of(data: str, results: Sequence[Result]) -> Table:
 def study(given: Namespace) -> None:
     """Computes what is missing, and writes the tables."""
     grid = Grid(given, "benchmarks")
-    plans = {data: grid.plan(data, METHODS, checkpoint_every=0) for data in given.data.split(",")}
+    plans = {data: grid.plan(data, METHODS) for data in given.data.split(",")}
     with grid.computing([plan for own in plans.values() for plan in own]):
         found = {data: [grid.compute(plan) for plan in own] for data, own in plans.items()}
     grid.finish({data: table_of(data, own) for data, own in found.items()}, Verdict({}, ()))

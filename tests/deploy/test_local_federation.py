@@ -62,7 +62,7 @@ def refused(*words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("--set", "checkpoint_every=3"), "checkpoint_every=3 is for engine=inprocess"),
+        (("--set", "checkpoint_seconds=3"), "checkpoint_seconds=3.0 is for engine=inprocess"),
         (("--set", "wire=float8"), "'wire' must be float32 | float16"),
         (("--sites", "9"), "--sites must be 1..4"),
         (("--sites", "2", "--min-sites", "3"), "--min-sites must be 1..2"),

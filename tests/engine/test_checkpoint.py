@@ -202,9 +202,9 @@ def stopping(monkeypatch: pytest.MonkeyPatch, action: str, at: int, error: BaseE
 @pytest.mark.parametrize(
     ("action", "at", "left"),
     [
-        ("write_bytes", 1, 2),  # before the tensors are written
+        ("open", 1, 2),  # before the tensors are written
         ("replace", 1, 2),
-        ("write_bytes", 2, 2),  # between the two files
+        ("open", 2, 2),  # between the two files
         ("replace", 2, 2),
         ("unlink", 3, 3),  # both in place; while old ones are removed
         ("unlink", 4, 3),
@@ -230,7 +230,7 @@ def test_a_full_disk_is_a_line_and_leaves_the_earlier_ones(
     save(tmp_path, 1, 2)
     full = OSError(errno.ENOSPC, "No space left on device")
     line = r"round000003\.\w+: cannot be written \(No space left on device\)$"
-    with stopping(monkeypatch, "write_bytes", at, full), pytest.raises(UserError, match=line):
+    with stopping(monkeypatch, "open", at, full), pytest.raises(UserError, match=line):
         save(tmp_path, 3)
     assert latest(tmp_path) == 2
     assert not list(tmp_path.glob(".*"))

@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,16 +29,17 @@ from fedc2i.engine import checkpoint
 from fedc2i.engine.client import LocalClient
 from fedc2i.engine.server import Mailbox, Server
 from fedc2i.report import figures
-from fedc2i.runs import folder as run_folder
+from fedc2i.runs import writer
 from fedc2i.runs.driver import execute
-from fedc2i.runs.folder import Checkpoints, RunFolder
+from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import prepare
+from fedc2i.runs.writer import RunWriter
 
 FEDERATION = conftest._federation((11, 9, 7), validation=4)
 MODEL = conftest._model()
 SETTINGS: dict[str, Any] = {
     **{"rounds": 5, "epochs": 1, "batch_size": 6, "lr": 0.02, "seeds": (2, 0), "clients_per_round": 2, "patience": 2},
-    **{"executor": "looped", "device": "cpu"},
+    **{"executor": "looped", "device": "cpu", "checkpoint_seconds": 0},
 }
 
 
@@ -73,14 +74,19 @@ MOMENTS = [
     Moment("behind combining", Server, "combine", "after"),
     Moment("in personalising", LocalClient, "personalise"),
     Moment("in evaluation", LocalClient, "evaluate"),
-    Moment("before a report is kept", run_folder, "write_report"),
+    Moment("before a report is kept", writer, "write_report"),
     Moment("half a report written", Path, "write_bytes", "middle", named(".npz")),
-    Moment("behind a report", run_folder, "write_report", "after"),
+    Moment("behind a report", writer, "write_report", "after"),
     Moment("before metrics are appended", RunFolder, "record"),
     Moment("half the metrics appended", RunFolder, "record", "middle"),
     Moment("behind metrics", RunFolder, "record", "after"),
-    Moment("before tensors are packed", checkpoint, "to_bytes"),
-    Moment("half the tensors written", Path, "write_bytes", "middle", named(".safetensors")),
+    Moment("before a report is handed over", RunWriter, "record"),
+    Moment("before a state is copied", writer, "snapshot"),
+    Moment("a state copied, not written", writer, "snapshot", "after"),
+    Moment("between metrics and a checkpoint", RunWriter, "_write_checkpoint"),
+    Moment("behind a checkpoint", RunWriter, "_write_checkpoint", "after"),
+    Moment("before tensors are written", checkpoint, "pieces"),
+    Moment("half the tensors written", checkpoint, "pieces", "middle"),
     Moment("tensors written, not renamed", Path, "replace", "before", named(".safetensors")),
     Moment("tensors renamed", Path, "replace", "after", named(".safetensors")),
     Moment("half the JSON written", Path, "write_bytes", "middle", named(".json")),
@@ -94,7 +100,7 @@ MOMENTS = [
     Moment("between models and summary", Path, "replace", "after", named("influence.npz")),
     Moment("behind the summary", RunFolder, "finish", "after"),
     Moment("while tidying up", shutil, "rmtree", "after"),
-    Moment("behind the run", Checkpoints, "remove", "after"),
+    Moment("behind the run", writer, "remove", "after"),
 ]
 
 
@@ -112,6 +118,8 @@ def instrument(moment: Moment, at: int, act: Callable[[], None]) -> None:
         if now and moment.when == "middle" and at:
             if moment.name == "write_bytes":
                 real(given[0], given[1][: len(given[1]) // 2])
+            elif moment.name == "pieces":
+                return half(list(real(*given)), act)
             else:
                 folder, report = given
                 lines = folder._lines(report)
@@ -124,6 +132,11 @@ def instrument(moment: Moment, at: int, act: Callable[[], None]) -> None:
         return result
 
     setattr(moment.owner, moment.name, call)
+
+
+def half(pieces: list[Any], act: Callable[[], None]) -> Iterator[Any]:
+    yield from pieces[: len(pieces) // 2]
+    act()
 
 
 def die() -> None:

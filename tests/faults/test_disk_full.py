@@ -22,6 +22,7 @@ from fedc2i.runs.plan import Plan, prepare
 from support.helpers import call, files_below, write_arrays
 
 SETTINGS = {"rounds": 4, "epochs": 1, "batch_size": 5, "seeds": (0, 1), "executor": "looped", "device": "cpu"}
+SETTINGS |= {"checkpoint_seconds": 0}
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 
@@ -102,6 +103,7 @@ def test_a_limit_on_the_size_of_files_ends_the_run_alike(
     """A stand-in for a quota, in a process of its own: models of several clients do not fit, all smaller files do."""
     data = write_arrays(tmp_path / "data", make_federation((12, 9)))
     arguments = ["run", "fedavg", "--data", data, "--model", "lenet5", "--rounds", "2", "--set", "epochs=1"]
+    arguments += ["--set", "checkpoint_seconds=0"]
     code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY)); "
     code += "from fedc2i.cli.main import main; main()"
     done = subprocess.run(

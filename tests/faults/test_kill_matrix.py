@@ -18,7 +18,7 @@ import pytest
 
 DRIVER = Path(__file__).with_name("kill_driver.py")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-MOMENTS, BY_CLOCK = 30, 6
+MOMENTS, BY_CLOCK = 35, 6
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL and fork are of POSIX")
 
@@ -100,6 +100,7 @@ def is_begun(folder: Path) -> bool:
 )
 def test_the_command_is_killed_and_resumed_until_it_is_done(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     dice = random.Random(0)
+    arguments = (*arguments, "--set", "checkpoint_seconds=0")
     finished(fedc2i(*arguments, "--out", "whole", folder=tmp_path))
     process, kills = fedc2i(*arguments, "--out", "cut", folder=tmp_path), 0
     while not is_begun(tmp_path / "cut"):
@@ -123,7 +124,8 @@ def test_the_command_is_killed_and_resumed_until_it_is_done(tmp_path: Path, argu
 
 @pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
-    process = fedc2i("run", "fedavg", "--rounds", "500", "--set", "executor=looped", "--out", "run", folder=tmp_path)
+    settings = ("--rounds", "500", "--set", "executor=looped", "--set", "checkpoint_seconds=0")
+    process = fedc2i("run", "fedavg", *settings, "--out", "run", folder=tmp_path)
     while not is_begun(tmp_path / "run"):
         assert process.poll() is None
         time.sleep(0.02)

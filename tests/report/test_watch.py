@@ -27,9 +27,10 @@ from fedc2i.report.watch_state import RunWatcher
 from fedc2i.report.watch_view import BARS, sparkline, view, watch
 from fedc2i.runs.driver import compute
 from fedc2i.runs.fingerprint import Fingerprint
-from fedc2i.runs.folder import Checkpoints, RunFolder, write_report
+from fedc2i.runs.folder import RunFolder, write_report
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result
+from fedc2i.runs.writer import begin as note_start
 from support.helpers import call, write_arrays
 
 
@@ -405,7 +406,7 @@ def test_only_a_run_in_one_process_is_judged(tmp_path: Path, finished: Result) -
     """One over real sites has no lock; one that is begun here has, and one that goes on has it again."""
     begun(tmp_path, finished, 2)
     assert not RunWatcher(tmp_path).read().interrupted  # nothing says that it was begun in one process
-    Checkpoints(tmp_path, 1).begin(Fingerprint("", {}, {}, "cpu"), 0, print)
+    note_start(tmp_path, Fingerprint("", {}, {}, "cpu"), 0, 0, print)
     follower = RunWatcher(tmp_path)
     assert follower.read().interrupted
     assert "round 2 of 4, interrupted" in shown(follower.read())
@@ -420,7 +421,7 @@ def test_somebody_who_starts_in_the_grace_is_waited_for(
 ) -> None:
     monkeypatch.setattr(watch_view, "GRACE", 2.0)
     files = begun(tmp_path, finished, 2)
-    Checkpoints(tmp_path, 1).begin(Fingerprint("", {}, {}, "cpu"), 0, print)
+    note_start(tmp_path, Fingerprint("", {}, {}, "cpu"), 0, 0, print)
     for path in tmp_path.rglob("*"):
         os.utime(path, (1000.0, 1000.0))
 

@@ -29,12 +29,13 @@ from fedc2i.engine.server import Mailbox
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import figures
-from fedc2i.runs import folder
 from fedc2i.runs import plan as plan_module
+from fedc2i.runs import writer
 from fedc2i.runs.driver import compute, execute
 from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import summary
+from fedc2i.runs.writer import RunWriter
 from support.cut_runs import (
     CPU,
     SETTINGS,
@@ -51,21 +52,20 @@ from support.helpers import call, files_below, write_arrays
 pytestmark = pytest.mark.usefixtures("without_figures")
 
 
-@pytest.mark.parametrize(("every", "rounds"), [(1, (2, 3)), (2, (2,)), (5, ()), (0, ())])
+@pytest.mark.parametrize(("seconds", "rounds"), [(0, (2, 3)), (1000, ())])
 def test_a_folder_is_resumed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     federation: Federation,
     model: Model,
-    every: int,
+    seconds: float,
     rounds: tuple[int, ...],
 ) -> None:
-    planned = plan(federation, model, rounds=4, checkpoint_every=every)
+    planned = plan(federation, model, rounds=4, checkpoint_seconds=seconds)
     execute(planned, tmp_path / "whole")
     cut_run(monkeypatch, tmp_path / "cut", planned, after=3)
     kept = sorted(path.name for path in (tmp_path / "cut" / "checkpoints").glob("*.json"))
     assert kept == ["fingerprint.json", *(f"round{number:06d}.json" for number in rounds)]
-    assert (tmp_path / "cut" / "rounds").exists() == bool(every)
     result = fedc2i.resume(tmp_path / "cut", federation, model)
     assert isinstance(result, fedc2i.Result)
     assert [(own.seed, own.round) for own in result.rounds] == [(seed, n) for seed in (0, 2) for n in (1, 2, 3, 4)]
@@ -212,7 +212,7 @@ def test_a_state_goes_to_another_device(
     """
     federation, method = make_federation((12, 9, 7, 8)), Method.registry["fedc2i-top-k"](k=1)
     how, kept = EngineSettings(rounds=2, **vars(TRAINING), executor="looped"), list[Any]()
-    simulate(method, model, federation, how, [0], CPU, on_state=lambda number, is_last, state: kept.append(state()))
+    simulate(method, model, federation, how, [0], CPU, on_state=lambda number, state: kept.append(state()))
     checkpoint.save(tmp_path, 1, *kept[0])
     saved = checkpoint.load(tmp_path)
     assert saved is not None
@@ -363,7 +363,7 @@ def test_a_changed_file_in_a_comparison(
 ) -> None:
     """Of a run that was not begun yet, too: the plan of the comparison has the checksum."""
     wanted = ["fedavg", f"{own_files[0]}:Mine"]
-    with cut_off(monkeypatch, RunFolder, "record", 3):
+    with cut_off(monkeypatch, RunWriter, "record", 3):
         fedc2i.compare(wanted, federation, model=model, out=tmp_path / "cut", **SETTINGS)
     assert not (tmp_path / "cut" / "mine").exists()
     own_files[0].write_text(METHOD + "\n")
@@ -424,7 +424,7 @@ def test_the_size_of_a_checkpoint_is_known_from_the_shapes(
     planned = plan(federation, model, name, **{"rounds": 3, "seeds": (0,), "clients_per_round": "100%", **settings})
     sizes: list[int] = []
 
-    def keep(number: int, is_last: bool, state: Callable[[], Any]) -> None:
+    def keep(number: int, state: Callable[[], Any]) -> None:
         checkpoint.save(tmp_path, number, *state())
         sizes.append((tmp_path / f"round{number:06d}.safetensors").stat().st_size)
 
@@ -449,15 +449,15 @@ def test_large_checkpoints_are_told_before_the_first_round(
             said.append(line)
 
     execute(plan(federation, model), tmp_path / "small", Told())
-    monkeypatch.setattr(folder, "MUCH", 200_000)  # two seeds of three clients with 4,642 numbers write 223 kB
-    for every in (2, 0, 1):
-        execute(plan(federation, model, clients_per_round=3, checkpoint_every=every), tmp_path / str(every), Told())
-    line = f"checkpoints of about 0.0 GB are written into {tmp_path / '1' / 'checkpoints'} after every round; "
-    assert said == [
-        *["begin"] * 3,
-        f"{line}checkpoint_every=K (--set) writes them after every K rounds, 0 none",
-        "begin",
+    monkeypatch.setattr(writer, "MUCH", 200_000)  # two seeds of three clients with 4,642 numbers write 223 kB
+    for often in (0, 30):
+        execute(plan(federation, model, clients_per_round=3, checkpoint_seconds=often), tmp_path / str(often), Told())
+    lines = [
+        f"checkpoints of about 0.0 GB are written into {tmp_path / name / 'checkpoints'} {often}; "
+        "checkpoint_seconds=S (--set) changes that"
+        for name, often in (("0", "after every round"), ("30", "every 30 s or more"))
     ]
+    assert said == ["begin", lines[0], "begin", lines[1], "begin"]
 
 
 # Two at once.
@@ -485,7 +485,9 @@ def test_a_run_that_goes_on_cannot_be_resumed_beside_it(tmp_path: Path, federati
         def client(self, done: int, of: int) -> None: ...
 
         def round(self, report: Round) -> None:
-            lines.append(refused(tmp_path / "run", federation, model))
+            with pytest.raises(UserError) as error:
+                fedc2i.resume(tmp_path / "run", federation, model)
+            lines.append(str(error.value))
 
     fedc2i.run("fedavg", federation, model=model, out=tmp_path / "run", observer=Impatient(), **SETTINGS)
     assert len(lines) == 6
@@ -504,7 +506,7 @@ def test_a_comparison_goes_on_with_what_is_unfinished(
     methods = ["local", "fedc2i:gamma=2", "fedavg"]
     monkeypatch.chdir(tmp_path)
     fedc2i.compare(methods, data, out="whole", **settings)
-    with cut_off(monkeypatch, RunFolder, "record", 6 + 3):
+    with cut_off(monkeypatch, RunWriter, "record", 6 + 3):
         fedc2i.compare(methods, data, out="cut", **settings)
     assert sorted(path.name for path in Path("cut").iterdir()) == ["fedc2i-gamma=2.0", "local", "plan.json"]
     answer = call("resume", "cut", "--json")
@@ -529,7 +531,7 @@ def test_methods_of_ones_own_in_a_comparison(
 ) -> None:
     monkeypatch.setitem(Method.registry, Own.name, Own)  # as for everyone whose class is not forgotten again
     methods = [Own(), Own(strength=3.0)]
-    with cut_off(monkeypatch, RunFolder, "record", 6 + 3):
+    with cut_off(monkeypatch, RunWriter, "record", 6 + 3):
         fedc2i.compare(methods, federation, model=model, out=tmp_path / "cut", **SETTINGS)
     results = fedc2i.resume(tmp_path / "cut", federation, model, methods[::-1])
     assert isinstance(results, list)

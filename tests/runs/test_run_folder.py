@@ -21,11 +21,10 @@ import torch
 from fedc2i import Federation, Result, UserError, compare, read_model, run
 from fedc2i.core import files
 from fedc2i.core.files import to_json, write_atomically
-from fedc2i.engine import checkpoint
 from fedc2i.engine.records import POINTS, Round
 from fedc2i.models.model import scale
 from fedc2i.models.networks import LeNet
-from fedc2i.runs.folder import Checkpoints, ask, asked, new_folder, read_reports, slug, write_report
+from fedc2i.runs.folder import ask, asked, new_folder, read_reports, slug, write_report
 from support.helpers import files_below, is_drawn
 
 ROUNDS, SEEDS, CLIENTS, CLASSES = 2, (0, 3), 3, 4
@@ -222,13 +221,6 @@ def test_compare_puts_runs_beside_the_comparison(federation: Federation, tmp_pat
     assert not (out / "local" / "influence.npz").exists()  # Local measures none
 
 
-def test_the_state_after_the_last_round_is_kept_whatever_the_interval(tmp_path: Path) -> None:
-    keeper = Checkpoints(tmp_path, every=4)
-    for number in range(1, 7):
-        keeper.save(number, number == 6, lambda: ({"w": torch.zeros(1)}, {}))
-    assert [saved.round for saved in checkpoint.sound(tmp_path / "checkpoints")] == [6, 4]
-
-
 # New folders.
 
 
@@ -349,7 +341,8 @@ def test_disk_that_fills_up_during_a_run(
     with pytest.raises(UserError, match=r"safetensors: cannot be written \(No space left on device\)"):
         run("local", federation, out=tmp_path / "run", **QUICK)
     assert {path.name for path in (tmp_path / "run").rglob("*")} == {
-        *("config.toml", "metrics.jsonl", "checkpoints", "fingerprint.json", "rounds", "seed0", "round000001.npz")
+        *("config.toml", "metrics.jsonl", "checkpoints", "fingerprint.json", "rounds", "seed0", "round000001.npz"),
+        *("accuracy.png", "models"),
     }
 
 

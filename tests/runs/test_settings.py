@@ -321,13 +321,13 @@ def test_every_setting_is_declared_once_with_help() -> None:
 @pytest.mark.parametrize(
     ("effect", "want"),
     [
-        ({"numbers": False}, {"checkpoint_every", "data_dir", "device", "metric", "ray_address", "seeds", "workers"}),
-        ({"resume": "free"}, {"checkpoint_every", "data_dir", "device", "metric", "workers"}),
+        ({"numbers": False}, {"checkpoint_seconds", "data_dir", "device", "metric", "ray_address", "seeds", "workers"}),
+        ({"resume": "free"}, {"checkpoint_seconds", "data_dir", "device", "metric", "workers"}),
         (
             {"scope": "data"},
             {"clients", "data", "data_dir", "data_seed", "drop", "image_size", "partition", "scale", "split", "target"},
         ),
-        ({"engine": "inprocess"}, {"checkpoint_every", "clients_at_once", "executor", "workers"}),
+        ({"engine": "inprocess"}, {"checkpoint_seconds", "clients_at_once", "executor", "workers"}),
         ({"engine": "flower"}, {"deadline", "min_sites", "ray_address", "wire"}),
         ({"preset": True}, {"metric", "model", "rounds"}),
     ],
@@ -355,7 +355,7 @@ def test_flags_of_a_command() -> None:
     ("changed", "words"),
     [
         ({"executor": "looped", "engine": "flower"}, "executor=looped is for engine=inprocess"),
-        ({"checkpoint_every": 0, "engine": "flower-sim"}, "checkpoint_every=0 is for engine=inprocess"),
+        ({"checkpoint_seconds": 0, "engine": "flower-sim"}, "checkpoint_seconds=0.0 is for engine=inprocess"),
         ({"wire": "float16"}, "wire=float16 is for engine=flower-sim and real sites"),
         ({"deadline": 5}, "deadline=5.0 is for engine=flower"),
     ],

@@ -20,8 +20,8 @@ from fedc2i.engine.checkpoint import ResumePoint, last_rounds
 from fedc2i.engine.records import Outcome, Round
 from fedc2i.engine.simulator import simulate
 from fedc2i.runs.driver import execute
-from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Plan, prepare
+from fedc2i.runs.writer import RunWriter
 from support.helpers import files_below
 
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def assert_goes_on(
     how = EngineSettings(**{"rounds": 3, **vars(TRAINING), "executor": "looped", **settings})
     reports: list[Round] = []
 
-    def keep(number: int, is_last: bool, state: Callable[[], Any]) -> None:
+    def keep(number: int, state: Callable[[], Any]) -> None:
         checkpoint.save(folder / str(number), number, *state())
 
     whole = simulate(method, model, federation, how, seeds, device, reports.append, on_state=keep)
@@ -89,7 +89,7 @@ def assert_goes_on(
 
 SETTINGS: dict[str, Any] = {
     **{"rounds": 3, "epochs": 1, "batch_size": 5, "seeds": (0, 2), "clients_per_round": 2},
-    **{"executor": "looped", "device": "cpu"},
+    **{"executor": "looped", "device": "cpu", "checkpoint_seconds": 0},
 }
 
 
@@ -117,7 +117,7 @@ def cut_off(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, at: int = 1)
 def cut_run(monkeypatch: pytest.MonkeyPatch, folder: Path, planned: Plan, after: int = 1) -> None:
     """Runs a plan until it has written the checkpoint of round ``after``; it is gone in the round behind that."""
     seeds = len(planned.config.seeds)
-    with cut_off(monkeypatch, RunFolder, "record", seeds * after + 1):
+    with cut_off(monkeypatch, RunWriter, "record", seeds * after + 1):
         execute(planned, folder)
 
 

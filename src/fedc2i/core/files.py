@@ -36,16 +36,21 @@ def writing(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def write_atomically(path: Path, content: bytes, durable: bool = False) -> None:
+def write_atomically(path: Path, content: bytes | Iterator[bytes | memoryview], durable: bool = False) -> None:
     """Writes a whole file or nothing, and makes its folder: a reader sees the old content or all of the new content.
 
-    ``durable``: also after a power failure, which takes much longer.
+    Large content may come in pieces. ``durable``: also after a power failure, which takes much longer.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            temporary.write_bytes(content)
+            if isinstance(content, bytes):
+                temporary.write_bytes(content)
+            else:
+                with temporary.open("wb") as file:
+                    for piece in content:
+                        file.write(piece)
             if durable:
                 sync(temporary)
             temporary.replace(path)

@@ -38,8 +38,7 @@ from fedc2i.flower.site import Assignment
 from fedc2i.report import figures
 from fedc2i.report.progress import rejected_uploads
 from fedc2i.report.table import SHORT
-from fedc2i.runs import driver
-from fedc2i.runs.folder import Checkpoints
+from fedc2i.runs import driver, writer
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result
 
@@ -64,7 +63,7 @@ def run_job(grid: Grid, job: Job, say: Say) -> Result:
     Raises a `UserError` if too few sites answer, or the folder is of another run.
     """
     if job.is_finished:
-        Checkpoints(job.out, 0).remove()  # a run that was killed while it ended may have left them
+        writer.remove(job.out)  # a run that was killed while it ended may have left them
         raise UserError(f"{job.out}: this run is finished; choose another --out")
     say = _logged(say, job.out / "log.txt")
     try:

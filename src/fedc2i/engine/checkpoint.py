@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
-from torch import Tensor, contiguous_format, equal, uint8
+from torch import Tensor, equal, uint8
 
 from fedc2i.core import memory
 from fedc2i.core.errors import UserError
@@ -35,10 +35,19 @@ from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 
 State = tuple[Params, dict[str, Any]]
-OnState = Callable[[int, bool, Callable[[], State]], None]  # the round, whether it was the last, and its state
+OnState = Callable[[int, Callable[[], State]], None]  # the round, and what returns the state after it
 Layout = dict[str, list[Any]]  # by name the type of its numbers, then its shape
 
 KEPT = 2
+MOST_PINNED = 2**32  # bytes of a snapshot in pinned memory, which the system cannot use for anything else
+_ALIGNED = 8  # bytes of the largest numbers
+_KINDS = {
+    getattr(torch, name): kind
+    for kind, name in (
+        *(("F64", "float64"), ("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("BOOL", "bool")),
+        *(("I64", "int64"), ("I32", "int32"), ("I16", "int16"), ("I8", "int8"), ("U8", "uint8"), ("C64", "complex64")),
+    )
+}
 _SAMPLE = 64  # bytes by which tensors are distinguished before all of them are compared
 
 
@@ -71,6 +80,37 @@ def state_of(runs: Sequence[SeedRun], outcomes: Mapping[int, Outcome]) -> State:
         tensors |= prefixed(f"seed{seed}/own/", outcome.trained) | prefixed(f"seed{seed}/received/", outcome.received)
         values[str(seed)] = {"ended": outcome.last.round}
     return tensors, values
+
+
+def snapshot(state: State) -> tuple[State, Callable[[], None]]:
+    """A copy in host memory that later rounds do not change, and a function that waits until the copy is complete.
+
+    From a GPU it is copied into pinned memory behind what was launched so far, so the next round need not wait.
+    """
+    tensors, values = state
+    copies: dict[tuple[Any, ...], Tensor] = {}
+    for own in tensors.values():
+        if (place := _place(own)) not in copies:
+            copies[place] = _host_copy(own, size_in_bytes(tensors) < MOST_PINNED)
+    wait = lambda: None  # noqa: E731
+    if any(own.is_cuda for own in tensors.values()):
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record()
+        wait = copied.synchronize
+    return ({name: copies[_place(own)] for name, own in tensors.items()}, values), wait
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same memory seen alike."""
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _host_copy(tensor: Tensor, pinned: bool) -> Tensor:
+    own = tensor.detach()
+    if not (own.is_cuda and pinned):
+        return own.to("cpu", copy=True, memory_format=torch.contiguous_format)
+    copy = torch.empty(own.shape, dtype=own.dtype, pin_memory=True)
+    return copy.copy_(own, non_blocking=True)
 
 
 def last_rounds(values: Mapping[str, Any], round: int) -> dict[int, int]:
@@ -112,10 +152,10 @@ def save(folder: Path, round: int, tensors: Mapping[str, Tensor], values: Mappin
         UserError: if it cannot be written; earlier ones are then untouched.
     """
     different, names = _without_twins(tensors)
-    content = to_bytes(different)
-    described = {"round": round, "sha256": _sha256(content), "names": names, "values": dict(values)}
+    digest = hashlib.sha256()
+    write_atomically(_path(folder, round, "safetensors"), _noted(pieces(different), digest.update), durable=True)
+    described = {"round": round, "sha256": digest.hexdigest(), "names": names, "values": dict(values)}
     text = json.dumps({**described, "checksum": _sha256(json.dumps(described).encode())})
-    write_atomically(_path(folder, round, "safetensors"), content, durable=True)
     write_atomically(_path(folder, round, "json"), text.encode(), durable=True)
     rounds = sorted(_rounds(folder))
     kept = [number for number in rounds if number <= round][-KEPT:]
@@ -125,11 +165,37 @@ def save(folder: Path, round: int, tensors: Mapping[str, Tensor], values: Mappin
                 _path(folder, number, kind).unlink(missing_ok=True)
 
 
+def pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """A file of safetensors piece by piece, without a copy of tensors that are contiguous on a CPU.
+
+    Its header states each tensor's type, shape and place; large numbers come first, so that all are aligned.
+    """
+    order = sorted(tensors.items(), key=lambda own: (-own[1].element_size(), own[0]))
+    header, end = dict[str, Any](), 0
+    for name, own in order:
+        header[name] = {"dtype": _KINDS[own.dtype], "shape": [*own.shape], "data_offsets": [end, end + own.nbytes]}
+        end += own.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    yield len(text).to_bytes(_ALIGNED, "little") + text
+    for _, own in order:
+        yield _bits(own).numpy().data
+
+
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """As safetensors, which takes no two tensors that share memory; so each is copied."""
-    return save_tensors(
-        {name: own.detach().cpu().clone(memory_format=contiguous_format) for name, own in tensors.items()}
-    )
+    """As safetensors."""
+    return b"".join(pieces(tensors))
+
+
+def _noted(pieces: Iterator[bytes | memoryview], note: Callable[[bytes | memoryview], object]) -> Iterator[Any]:
+    """The pieces, each noted before it is passed on."""
+    for piece in pieces:
+        note(piece)
+        yield piece
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(uint8)
 
 
 def _without_twins(tensors: Mapping[str, Tensor]) -> tuple[Params, dict[str, str]]:
@@ -139,9 +205,9 @@ def _without_twins(tensors: Mapping[str, Tensor]) -> tuple[Params, dict[str, str
     alike: dict[object, list[str]] = {}
     for name, tensor in tensors.items():
         own = tensor.detach().cpu().contiguous()
-        bits = own.reshape(-1).view(uint8)  # by bits: 0 and -0 are not the same, and a nan is the same as itself
+        bits = _bits(own)  # 0 and -0 are not the same, and a nan is the same as itself
         others = alike.setdefault((own.dtype, own.shape, bytes(bits[:_SAMPLE].numpy())), [])
-        same = (other for other in others if equal(different[other].reshape(-1).view(uint8), bits))
+        same = (other for other in others if equal(_bits(different[other]), bits))
         names[name] = next(same, name)
         if names[name] == name:
             different[name] = own

@@ -178,7 +178,7 @@ class Exchange:
         for s, server in enumerate(self.servers):
             tensors |= prefixed(f"server{s}/", server.tensors())
         downloads = [server.download.clients for server in self.servers]
-        return tensors, {"sent": self.mailbox.sent, "downloads": downloads, "patience": self._patience}
+        return tensors, {"sent": list(self.mailbox.sent), "downloads": downloads, "patience": self._patience}
 
     def restore(self, tensors: Params, values: Mapping[str, Any]) -> None:
         """Takes back what `state` returned."""

@@ -76,7 +76,7 @@ def simulate(
                 outcomes[run.context.seed] = run.outcome()
                 runs.remove(run)
             if on_state is not None:
-                on_state(number, not runs, partial(state_of, runs, outcomes))
+                on_state(number, partial(state_of, runs, outcomes))
             if not runs:
                 break
     return {seed: outcomes[seed] for seed in seeds}

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import locked, writing
-from fedc2i.runs.driver import advance, checkpoints_of, latest, test_predictions
+from fedc2i.runs import writer
+from fedc2i.runs.driver import advance, latest, test_predictions
 from fedc2i.runs.fingerprint import Fingerprint, cache_key
 from fedc2i.runs.finished_run import read_rounds
 from fedc2i.runs.folder import SUMMARY, RunFolder, slug
@@ -77,7 +78,7 @@ class RunCache:
                 files.begin(own.config)
                 files.restart(own.rounds)
                 files.finish(own if self._models else replace(own, outcomes={}))
-            checkpoints_of(plan, working).remove()
+            writer.remove(working)
 
 
 def _with_seeds(plan: Plan, seeds: list[int]) -> Plan:

@@ -22,9 +22,11 @@ from fedc2i.engine.client import repeatable
 from fedc2i.engine.records import POINTS, Outcome, Predictions, Round
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Site
-from fedc2i.runs.folder import Checkpoints, RunFolder, ask, asked, read_reports, reports_folder, write_report
+from fedc2i.runs import writer
+from fedc2i.runs.folder import RunFolder, ask, asked, read_reports, reports_folder, write_report
 from fedc2i.runs.plan import Observer, Plan, sayer
 from fedc2i.runs.results import Result
+from fedc2i.runs.writer import RunWriter, states_folder
 from fedc2i.training.metrics import AT_ONCE
 
 MOST_PREDICTIONS = 2**24  # probabilities in a run folder, four bytes each
@@ -66,7 +68,7 @@ def execute(
         return result
     draw(result, folder)
     RunFolder(folder, plan.federation.names).finish(result)
-    checkpoints_of(plan, folder).remove()
+    writer.remove(folder)
     return result
 
 
@@ -76,19 +78,16 @@ def advance(plan: Plan, folder: Path, observer: Observer | None = None) -> Resul
     Raises:
         UserError: if there are checkpoints, and the run cannot resume from any of them.
     """
-    files, checkpoints, say = RunFolder(folder, plan.federation.names), checkpoints_of(plan, folder), sayer(observer)
+    files, seconds, say = RunFolder(folder, plan.federation.names), _seconds(plan), sayer(observer)
     start, reports = latest(plan, folder) or (None, [])
     if start is not None:
         say(f"{folder} resumes after round {start.round}")
-    checkpoints.begin(plan.fingerprint, state_size(*plan.parts), say)  # first: a folder with config.toml can be resumed
+    size = state_size(*plan.parts)
+    writer.begin(folder, plan.fingerprint, size, seconds, say)  # first: a folder with config.toml can be resumed
     files.begin(plan.config)
     files.restart(reports)
-
-    def record(report: Round) -> None:
-        checkpoints.record(report)
-        files.record(report)
-
-    return compute(plan, observer, record, checkpoints.save, start, reports)
+    with RunWriter(files, seconds) as writing:
+        return compute(plan, observer, writing.record, writing.save, start, reports)
 
 
 def latest(plan: Plan, folder: Path) -> tuple[ResumePoint, list[Round]] | None:
@@ -103,12 +102,12 @@ def latest(plan: Plan, folder: Path) -> tuple[ResumePoint, list[Round]] | None:
 
         check_state(*plan.parts, state, number)
 
-    return checkpoints_of(plan, folder).latest(plan.config.seeds, require_fit)
+    return writer.latest(folder, plan.config.seeds, require_fit)
 
 
-def checkpoints_of(plan: Plan, folder: Path) -> Checkpoints:
-    """The checkpoints of a plan's run; engines other than the simulator have none."""
-    return Checkpoints(folder, plan.config.checkpoint_every if plan.config.engine == "inprocess" else 0)
+def _seconds(plan: Plan) -> float | None:
+    """The time between checkpoints; engines other than the simulator have none."""
+    return plan.config.checkpoint_seconds if plan.config.engine == "inprocess" else None
 
 
 def compute(
@@ -125,7 +124,7 @@ def compute(
         plan: what to run.
         observer: watches the run.
         record: is given every report at once.
-        keep: is given the state after every round, by engines that have one.
+        keep: is called after every round by engines that have a state.
         start: the state to resume from.
         reports: of the rounds up to there.
     """
@@ -204,7 +203,7 @@ def execute_by_seed(
         result.asked[seed] = asked(reports)
     draw(result, folder)
     files.finish(result)
-    Checkpoints(folder, 0).remove()
+    writer.remove(folder)
     return result
 
 
@@ -212,7 +211,7 @@ def _advance_seed(
     engine: SeedEngine, folder: Path, seed: int, result: Result, files: RunFolder, say: Callable[[str], None]
 ) -> Iterator[Round]:
     """Computes the rounds that a seed lacks, from its last checkpoint if there is one."""
-    states, reports = folder / "checkpoints" / f"seed{seed}", reports_folder(folder, seed)
+    states, reports = states_folder(folder) / f"seed{seed}", reports_folder(folder, seed)
 
     def save() -> None:
         state = engine.checkpoint()

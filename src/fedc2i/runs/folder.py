@@ -1,7 +1,7 @@
 """The run folder: everything a run leaves behind, written so that a file is either whole or absent.
 
 config.toml        the settings, complete; ``fedc2i run --config`` repeats the run
-metrics.jsonl      one line per seed, round, client, point and metric, appended after every round
+metrics.jsonl      one line per seed, round, client, point and metric, appended within moments after every round
 predictions.npz    log-probabilities of every test sample by the last models at both points, and labels
 influence.npz      λ and Λ (and their losses) of every round and seed
 models/            every client's last model at both points, safetensors
@@ -12,12 +12,12 @@ summary.json       scores, cost, versions, data checksums; written last, so its 
 Until then there is also what an interrupted run needs to resume:
 
 checkpoints/fingerprint.json      what it was started with: settings, data, versions, device
-checkpoints/round*                the state of all seeds after the last two rounds that have a checkpoint
+checkpoints/round*                the last two checkpoints: the state of all seeds after a round
 rounds/seed*/round*.npz           the reports of finished rounds
 rounds/seed*/asked*               in a run with noise over real sites, the rounds whose uploads were asked for
 
-A round's reports are written before its checkpoint. So a checkpoint's reports are always there, and what was written
-after it is computed again.
+A round's reports are written before its checkpoint (`fedc2i.runs.writer`). So a checkpoint's reports are always there,
+and what was written after it is computed again.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import io
 import json
 import os
 import re
-import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,13 @@ from safetensors.torch import save
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import sync, to_json, write_atomically, writing
-from fedc2i.engine import checkpoint
-from fedc2i.engine.checkpoint import ResumePoint, State, last_rounds
 from fedc2i.engine.records import POINTS, Round
-from fedc2i.runs.fingerprint import FINGERPRINT, Fingerprint
 from fedc2i.runs.results import Result, summary
 from fedc2i.runs.settings import RunSettings
 
 SUMMARY = "summary.json"
 PREDICTIONS = "predictions.npz"
 MOST_LETTERS = 100  # of a folder's name that is made from a data set's path
-MUCH = 10**9  # bytes of checkpoints for each round, that a user should know of
 _PLAIN = ("seed", "round", "seconds", "participants", "metrics", "refused", "bytes_up", "bytes_down", "why")
 _DIGITS = 32  # of a course's digest
 _MARK = re.compile(r"asked[0-9]{6}-[0-9a-f]{0,32}")
@@ -92,6 +88,7 @@ class RunFolder:
     def __init__(self, path: Path, clients: tuple[str, ...]) -> None:
         self.path = path
         self._clients = clients
+        self._names = [_quoted(name) for name in clients]
 
     def begin(self, config: RunSettings) -> None:
         """Writes the configuration."""
@@ -108,21 +105,13 @@ class RunFolder:
             file.write(self._lines(report))
 
     def _lines(self, report: Round) -> str:
+        """Objects of JSON, put together by hand: of a thousand clients they would take a tenth of a round."""
+        start = f'{{"seed": {report.seed}, "round": {report.round}, "client": '
         return "".join(
-            json.dumps(
-                {
-                    "seed": report.seed,
-                    "round": report.round,
-                    "client": client,
-                    "point": point,
-                    "metric": metric,
-                    "value": round(value, 6) if np.isfinite(value) else None,
-                },
-                ensure_ascii=False,
-            )
-            + "\n"
+            f'{start}{client}, "point": "{point}", "metric": {_quoted(metric)}, '
+            f'"value": {round(value, 6) if isfinite(value) else "null"}}}\n'
             for point, metrics in report.metrics.items()
-            for client, own in zip(self._clients, metrics, strict=True)
+            for client, own in zip(self._names, metrics, strict=True)
             for metric, value in own.items()
         )
 
@@ -164,88 +153,19 @@ class RunFolder:
         write_atomically(self.path / SUMMARY, to_json(summary(result)).encode(), durable=True)
 
 
-class Checkpoints:
-    """Writes a run's checkpoints and reports, finds the one to resume from, and cleans up."""
-
-    def __init__(self, folder: Path, every: int) -> None:
-        """In a run folder, a checkpoint after every ``every`` rounds and after the last one; 0: none at all."""
-        self._folder, self._every = folder, every
-        self._states = folder / "checkpoints"
-
-    def begin(self, fingerprint: Fingerprint, size: int, say: Callable[[str], None]) -> None:
-        """Removes what an interruption left half-written, and writes down what the run is started with.
-
-        If checkpoints of ``size`` bytes are much for a round, a line says so.
-        """
-        with writing(self._folder):
-            for rest in self._folder.rglob(".*.part"):
-                rest.unlink(missing_ok=True)
-        write_atomically(self._folder / FINGERPRINT, to_json(asdict(fingerprint)).encode(), durable=True)
-        if self._every and size / self._every >= MUCH:
-            often = "after every round" if self._every == 1 else f"after every {self._every} rounds"
-            say(
-                f"checkpoints of about {size / 1e9:.1f} GB are written into {self._states} {often}; "
-                "checkpoint_every=K (--set) writes them after every K rounds, 0 none"
-            )
-
-    def record(self, report: Round) -> None:
-        """Writes a round's report."""
-        if self._every:
-            write_report(reports_folder(self._folder, report.seed), report)
-
-    def save(self, number: int, is_last: bool, state: Callable[[], State]) -> None:
-        """Writes the state after a round, if that round has a checkpoint."""
-        if self._every and (is_last or number % self._every == 0):
-            checkpoint.save(self._states, number, *state())
-
-    def latest(
-        self, seeds: Sequence[int], require_fit: Callable[[State, int], None]
-    ) -> tuple[ResumePoint, list[Round]] | None:
-        """The state to resume from, with all reports up to there in order; none if the run has to start.
-
-        Args:
-            seeds: of the run; the checkpoint may be of more.
-            require_fit: raises a `UserError` for a state, and the round it is of, that the run cannot resume from.
-
-        Raises:
-            UserError: if there are checkpoints, and none can be used.
-        """
-        damaged: list[str] = []
-        for saved in checkpoint.sound(self._states):
-            try:
-                require_fit((saved.tensors, saved.values), saved.round)
-                ends = last_rounds(saved.values, saved.round)
-                by_seed = {seed: read_reports(reports_folder(self._folder, seed), ends[seed] + 1) for seed in seeds}
-            except (UserError, KeyError, AttributeError, ValueError, TypeError) as error:
-                damaged.append(f"round {saved.round}: {error}")
-                continue
-            reports = [own[number] for number in range(saved.round) for own in by_seed.values() if number < len(own)]
-            return ResumePoint(*saved, {seed: own[-1] for seed, own in by_seed.items()}), reports
-        if any(self._states.glob("round*.json")):
-            why = "; ".join(damaged) or "all are damaged"
-            raise UserError(
-                f"{self._states}: no checkpoint can be used ({why}); "
-                "remove the files round* there, and the run starts again"
-            )
-        return None
-
-    def remove(self) -> None:
-        """Removes what only an unfinished run needs."""
-        for name in ("checkpoints", "rounds"):
-            shutil.rmtree(self._folder / name, ignore_errors=True)
-
-
 def reports_folder(folder: Path, seed: int) -> Path:
     """Where an unfinished run has the reports of a seed's rounds."""
     return folder / "rounds" / f"seed{seed}"
 
 
-def write_report(folder: Path, report: Round) -> None:
-    """Writes a round's report, in place of an earlier one of the same round."""
+def write_report(folder: Path, report: Round, durable: bool = True) -> Path:
+    """Writes a round's report, in place of an earlier one of the same round; returns its file."""
     plain = json.dumps({**{name: getattr(report, name) for name in _PLAIN}, "influence": list(report.influence)})
     arrays: dict[str, Any] = {f"influence/{name}": array for name, array in report.influence.items()}
     content = _packed(plain=np.frombuffer(plain.encode(), dtype=np.uint8), **arrays)
-    write_atomically(folder / f"round{report.round:06d}.npz", content, durable=True)
+    path = folder / f"round{report.round:06d}.npz"
+    write_atomically(path, content, durable)
+    return path
 
 
 def read_reports(folder: Path, before: int) -> list[Round]:
@@ -255,6 +175,7 @@ def read_reports(folder: Path, before: int) -> list[Round]:
 
 def read_report(path: Path) -> Round:
     """What `write_report` wrote; a `UserError` if the file is missing or damaged."""
+
     from fedc2i.data import npz
 
     try:
@@ -285,6 +206,11 @@ def ask(folder: Path, round: int, course: str) -> bool:
 def asked(folder: Path) -> Counter[int]:
     """By round, on how many courses its uploads were asked for."""
     return Counter(int(name[5:11]) for path in folder.glob("asked*") if _MARK.fullmatch(name := path.name))
+
+
+@cache
+def _quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
 
 
 def _packed(**arrays: Any) -> bytes:

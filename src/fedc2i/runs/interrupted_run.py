@@ -13,10 +13,11 @@ from fedc2i.core.files import locked, read_json, to_json, write_atomically, writ
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
+from fedc2i.runs import writer
 from fedc2i.runs.driver import Draw, execute
 from fedc2i.runs.fingerprint import Fingerprint
 from fedc2i.runs.finished_run import read_run
-from fedc2i.runs.folder import SUMMARY, Checkpoints, slug
+from fedc2i.runs.folder import SUMMARY, slug
 from fedc2i.runs.plan import Observer, Plan, key_of, prepare
 from fedc2i.runs.results import Result
 from fedc2i.runs.settings import read_toml
@@ -59,7 +60,7 @@ class Resumption:
             raise UserError(f"{folder}: one run has one method, got {len(self.methods)}")
         with locked(folder):
             if (folder / SUMMARY).is_file():
-                Checkpoints(folder, 0).remove()
+                writer.remove(folder)
                 return read_run(folder)
             return self._compute(folder, read_toml(folder / "config.toml"), Fingerprint.read(folder))
 

@@ -138,9 +138,10 @@ class RunSettings(EngineSettings):
         engine="flower",
         flags=("flower-local", "coordinator"),
     )
-    checkpoint_every: int = setting(
-        1,
-        "rounds between checkpoints, from which `fedc2i resume` continues; 0: no checkpoints",
+    checkpoint_seconds: float = setting(
+        30.0,
+        "seconds between checkpoints, which `fedc2i resume` continues from: at most so much computing is lost, and the "
+        "round that was interrupted; 0: a checkpoint after every round",
         low=0,
         numbers=False,
         resume="free",

@@ -39,7 +39,7 @@ def capture(work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]
     collects = gc.isenabled()
     gc.disable()  # a graph of an earlier run that is collected just now would spoil this capture
     try:
-        with warnings.catch_warnings(), torch.cuda.graph(graph):
+        with warnings.catch_warnings(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # e.g. a method that sends all it has
             result = work()
     except torch.OutOfMemoryError:
