@@ -31,7 +31,6 @@ OPTIONAL = {
     "flwr": {"flower", "deploy", "cli"},
     "ray": {"flower"},
     "cryptography": {"deploy"},
-    "opacus": {"engine"},
     "plotly": {"report"},
     "jinja2": {"report"},
     "pandas": {"data", "report", "runs"},

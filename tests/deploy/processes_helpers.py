@@ -34,7 +34,6 @@ serverapp = "stub.server_app:app"
 clientapp = "stub.client_app:app"
 [tool.flwr.app.config]
 fail = false
-seconds = 0.0
 out = ""
 """,
     "stub/__init__.py": "",
@@ -51,28 +50,21 @@ def main(grid, context):
     if context.run_config["fail"]:
         raise RuntimeError("told to fail")
     names = {node.node_id: node.name for node in grid.get_nodes()}
-    config = ConfigRecord({"seconds": float(context.run_config["seconds"])})
-    out = [Message(RecordDict({"config": config}), node, "train", ttl=120.0) for node in names]
+    out = [Message(RecordDict({"config": ConfigRecord({})}), node, "train", ttl=120.0) for node in names]
     open_ids = set(grid.push_messages(out))
     while open_ids:
         for reply in grid.pull_messages(list(open_ids)):
             open_ids.discard(reply.metadata.reply_to_message_id)
             with open(context.run_config["out"], "a") as file:
-                print(f"reply of {names[reply.metadata.src_node_id]}", dict(reply.content["told"]), file=file)
+                print(f"reply of {names[reply.metadata.src_node_id]}", dict(reply.content["failure"]), file=file)
         time.sleep(0.1)
 """,
     "stub/client_app.py": """
-import time
-from flwr.app import ConfigRecord, Message, RecordDict
+from pathlib import Path
 from flwr.clientapp import ClientApp
 
+Path(__file__).with_name("executed").touch()
 app = ClientApp()
-
-
-@app.train()
-def train(message, context):
-    time.sleep(message.content["config"]["seconds"])
-    return Message(RecordDict({"told": ConfigRecord({"site": context.node_config["site"]})}), reply_to=message)
 """,
 }
 
@@ -104,6 +96,28 @@ def write_app(folder: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text.lstrip(), encoding="utf-8")
     return folder
+
+
+_SLEEPER = """
+import time
+from pathlib import Path
+
+from fedc2i.data.federation import InputSpec
+from fedc2i.models import networks
+
+if Path(__file__).parent.name == "plugins":  # at a site
+    time.sleep(600)
+
+
+def build(classes, shape):
+    return networks.build("lenet5", classes, InputSpec(shape))
+"""
+
+
+def write_sleeper(folder: Path) -> Path:
+    """A model file that keeps a site busy."""
+    (folder / "sleeper.py").write_text(_SLEEPER, encoding="utf-8")
+    return folder / "sleeper.py"
 
 
 def new_link(folder: Path) -> SuperLink:

@@ -189,7 +189,7 @@ COORDINATOR = {"hosts": ["a.org"], "port": 9092, "bind": "127.0.0.1"}
 @pytest.mark.parametrize(
     ("kind", "changed", "reason"),
     [
-        ("site", {"nmae": "x"}, "unknown setting 'nmae', allowed are name, coordinator, client, data"),
+        ("site", {"nmae": "x"}, "unknown setting 'nmae', allowed are name, coordinator, client, policy, data"),
         ("site", {"image_size": "12"}, "'image_size' must be integer | none, got '12'"),
         ("site", {"image_size": True}, "'image_size' must be integer"),
         ("site", {"data": 3}, "'data' must be text"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
 from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Federation
-from fedc2i.engine.accountant import cost, epsilon, noise_for
+from fedc2i.engine.accountant import ORDERS, composed, cost, epsilon, noise_for
 from fedc2i.engine.clip_noise import check
 from fedc2i.engine.exchange import choose
 from fedc2i.methods.base import Method
@@ -102,10 +101,21 @@ def test_values_out_of_range_are_refused(wrong: Callable[[], object], says: str)
         wrong()
 
 
-def test_without_opacus_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opacus.accountants.analysis", None)
-    with pytest.raises(UserError, match=r"pip install 'fedc2i\[privacy\]'"):
-        epsilon(1.0, 1)
+@pytest.mark.parametrize(("noise", "uploads"), [(0.01, 1), (0.5, 3), (2.0, 1), (5.7, 20), (80.0, 1000), (1e4, 7)])
+def test_epsilon_is_that_of_opacus(noise: float, uploads: int) -> None:
+    rdp = pytest.importorskip("opacus.accountants.analysis.rdp")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spent = rdp.compute_rdp(q=1.0, noise_multiplier=noise / 2, steps=uploads, orders=ORDERS)
+        want, _ = rdp.get_privacy_spent(orders=ORDERS, rdp=spent, delta=DELTA)
+    assert epsilon(noise, uploads) == pytest.approx(max(0.0, want), rel=1e-9, abs=1e-12)
+
+
+def test_uploads_of_different_noise_add_up() -> None:
+    assert composed([]) == 0.0
+    assert composed([2.0] * 20) == pytest.approx(epsilon(2.0, 20), rel=1e-9)
+    assert composed([2.0, 4.0, 4.0, 4.0, 4.0]) == pytest.approx(epsilon(2.0, 2), rel=1e-9)  # 1/4 = 4 · 1/16
+    assert composed([2.0, 0.0]) == composed([1e-300]) == math.inf
 
 
 # A run's cost.

@@ -78,8 +78,6 @@ ON_A_GPU = [
 def test_a_gpu_goes_on(
     tmp_path: Path, name: str, case: str, make_federation: Callable[..., Federation], make_model: Callable[..., Model]
 ) -> None:
-    if case == "private":
-        pytest.importorskip("opacus")
     federation, method = make_federation((12, 9, 7, 6), validation=4), Method.registry[name]()
     assert_goes_on(tmp_path, method, make_model(), federation, (3, 0), torch.device("cuda"), **CASES.get(case, {}))
 

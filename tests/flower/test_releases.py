@@ -11,7 +11,6 @@ import pytest
 import torch
 
 pytest.importorskip("flwr.app")
-pytest.importorskip("opacus")
 from fakes import FakeGrid, identity, node  # noqa: F401
 from flwr.app import Message
 from test_server_app import CrashError, job, look_at_once, no_figures  # noqa: F401

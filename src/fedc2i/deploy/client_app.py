@@ -20,7 +20,8 @@ from fedc2i.flower.site import Home, make_app, private_reasons
 
 
 @lru_cache(maxsize=1)
-def _site_home(folder: Path) -> Home:
+def site_home(folder: Path) -> Home:
+    """The data of the site with this folder."""
     site = read_site(folder, ready=False)  # the SuperNode has checked its key and certificates
     with private_reasons():
         rows = site.rows()
@@ -40,7 +41,7 @@ def _partition_home(data: str, data_dir: str, number: int) -> Home:
 def home_of(context: Context) -> Home:
     """The node's site folder, or its part of the data set that the run names."""
     if "site" in context.node_config:
-        return _site_home(Path(str(context.node_config["site"])))
+        return site_home(Path(str(context.node_config["site"])))
     if "partition-id" in context.node_config and context.run_config.get("data"):
         run = context.run_config
         return _partition_home(str(run["data"]), str(run.get("data-dir", "")), int(context.node_config["partition-id"]))

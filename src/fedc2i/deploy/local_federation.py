@@ -11,9 +11,12 @@ from typing import Any
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.deploy import coordinator_folder, job, keys
+from fedc2i.deploy.approval import CodeStore
 from fedc2i.deploy.child_process import free_port
 from fedc2i.deploy.folder_settings import LOOPBACK
 from fedc2i.deploy.job import Job
+from fedc2i.deploy.policy import OPEN
+from fedc2i.deploy.run_description import own_files
 from fedc2i.deploy.site_folder import make_site, read_site
 from fedc2i.deploy.superlink import open_superlink, run_on
 from fedc2i.deploy.supernode import SuperNode, keep_running
@@ -31,6 +34,7 @@ def set_up(
     the new folder ``keep``; by default it lies in the run folder until the run is finished.
     """
     folder = wanted.out / FEDERATION if keep is None else keep.absolute()
+    files = own_files(wanted.method, wanted.settings.get("model"))
     own = coordinator_folder.make_coordinator(folder / COORDINATOR, [LOOPBACK], free_port(), LOOPBACK)
     for name in names:
         site, _ = make_site(
@@ -41,9 +45,11 @@ def set_up(
             client=name,
             authority=own.authority,
             check=False,
+            policy=OPEN,
             **(settings or {}),
         )
         coordinator_folder.admit(own, keys.read_request(site.request))
+        CodeStore(site.folder).trust(file.read_bytes() for file in files.values())  # the user's own, on their machine
     local = FEDERATION if keep is None else str(folder)
     made = replace(wanted, sites=tuple(names), keys=coordinator_folder.admitted(own), local=local)
     made.write()

@@ -1,8 +1,9 @@
 """The program that a site runs for `SuperNode`: Flower's SuperNode, and an executor that forks for each message.
 
 Flower starts a new Python for every message, which imports Flower, torch and the app: three seconds and more. Here an
-executor process imports them once and forks for each message, so every message still has its own process. The
-executor proves to the SuperNode that it belongs to it, by a secret that never leaves the two processes.
+executor process imports them once and forks for each message, so every message still has its own processes: a `Guard`,
+which decides and keeps the log, and a `Worker`, which handles the data. Only the SuperNode reads the site's key. The
+executor proves to the SuperNode that it belongs to it, by a secret that never leaves these processes.
 """
 
 from __future__ import annotations
@@ -13,21 +14,27 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from fedc2i.deploy.approval import installed_app, installed_code
 from fedc2i.deploy.folder_settings import LOOPBACK
+from fedc2i.deploy.guard import Guard
 from fedc2i.deploy.process_tree import die_with_parent
+from fedc2i.deploy.worker import Worker
 from fedc2i.flower import compat
 
 
-def _fork(work: Callable[[], None]) -> None:
-    """Does the work for a message in a copy of this process, with all its imports."""
+def _answer(site: Path, message: Callable[[compat.Answering], None]) -> None:
+    """Answers a message in two new processes: one talks to the SuperNode, the other handles the data."""
     if os.fork():
         return
     code = 1
     try:
         die_with_parent()
-        work()
+        guard = Guard(site, Worker())
+        message(guard.answer)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
     finally:
@@ -40,6 +47,7 @@ def main(words: Sequence[str]) -> None:
     """Starts the executor and becomes the SuperNode; ends when either ends."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--preload", required=True, help="modules to import once, with commas between them")
+    parser.add_argument("--site", required=True, type=Path, help="the site's folder")
     parser.add_argument("--port", required=True, help="of the SuperNode's interface to the executor")
     own, others = parser.parse_known_args(words)
     secret = secrets.token_bytes(32)
@@ -47,7 +55,9 @@ def main(words: Sequence[str]) -> None:
     if executor == 0:
         try:
             die_with_parent()
-            compat.run_executor(f"{LOOPBACK}:{own.port}", secret, own.preload.split(","), _fork)
+            installed_app()  # read once for all messages
+            installed_code()
+            compat.run_executor(f"{LOOPBACK}:{own.port}", secret, own.preload.split(","), partial(_answer, own.site))
         finally:
             os._exit(1)
 

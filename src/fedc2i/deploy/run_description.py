@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from fedc2i.engine import attacks
 from fedc2i.engine.client import RunContext
 from fedc2i.flower.message_format import MOST_CLASSES
 from fedc2i.flower.site import Assignment
+from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models.model import Model
 from fedc2i.models.weights import checksum
 from fedc2i.runs.plan import Plan, build_model, parse_method
@@ -104,6 +106,39 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
 def _constants(model: Model, config: RunSettings) -> str:
     """A digest of what does not train and of the file that a model starts from, which must be the same everywhere."""
     return model.constants_digest() + ("" if config.weights is None else checksum(config.weights))
+
+
+@dataclass(frozen=True)
+class RunTerms:
+    """What a run asks of a site, as far as it can be read without executing any code that came with it."""
+
+    method: str  # its name, or its file and class
+    model: str
+    seed: int
+    rounds: int
+    clip: float
+    noise: float
+    attack: str
+    settings: str  # all that were given, as JSON
+
+
+def read_terms(text: str) -> RunTerms:
+    """The terms in a description; a method from a file cannot change the settings that every run has."""
+    try:
+        values: dict[str, Any] = json.loads(text)
+        settings = dict(values["settings"])
+        method = str(settings["method"])
+        kind, name, own = (FedAvg, method, {}) if is_plugin(method) else parse_method(method)
+        nested = {} if is_plugin(method) else dict(settings.pop("options", {}))
+        shared = {key: value for key, value in settings.items() if key != "options"}
+        config = make(kind, {**shared, **own, "options": nested, "method": name, "seeds": [int(values["seed"])]})
+        given = json.dumps({"seed": values["seed"], **dict(values["settings"])}, sort_keys=True)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(f"the run's description is not valid ({reason})") from None
+    return RunTerms(
+        name, str(config.model), config.seeds[0], config.rounds, config.clip, config.noise, config.attack, given
+    )
 
 
 def fingerprint(params: Params) -> str:

@@ -1,9 +1,11 @@
 """A site's folder: its settings, its key, and whom it trusts.
 
-site.toml                        its name, its data, and the coordinator's address
+site.toml                        its name, its data, the coordinator's address, and the site's policy
 site.key, site.pub, NAME.csr     its private key (mode 0600), its public key, and the request to be admitted
 ca.crt                           the certificate of the coordinator's authority, which the site trusts
 next/                            the files of the next key, until the coordinator has admitted it (see `rotate`)
+code/                            method and model files that came with runs: pending and approved
+audit.log, audit.head            what the site was asked and what left it
 state/, logs/                    written by the running processes
 """
 
@@ -11,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from filelock import FileLock, Timeout
 
 from fedc2i.core.errors import UserError, one_line
@@ -24,6 +27,7 @@ from fedc2i.data import catalog, table
 from fedc2i.data.federation import DataOptions, Federation
 from fedc2i.deploy import keys, tls
 from fedc2i.deploy.folder_settings import check_address, make_folder, read_settings, require_new, to_toml
+from fedc2i.deploy.policy import COMMENTED, SitePolicy
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.runs.plan import load_data
 from fedc2i.runs.settings import RunSettings, make
@@ -35,7 +39,8 @@ PATH_SOURCES = ("folder", "arrays", "table", "signals")  # data sources whose ar
 def kinds() -> dict[str, Any]:
     """The types of all settings of a site."""
     hints = type_hints(RunSettings)
-    return {"name": str, "coordinator": str, "client": str | None, **{name: hints[name] for name in DATA}}
+    own = {"name": str, "coordinator": str, "client": str | None, "policy": dict}
+    return {**own, **{name: hints[name] for name in DATA}}
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class SiteFolder:
     coordinator: str
     client: str | None
     source: Mapping[str, Any]  # the settings in `DATA`
+    policy: SitePolicy = field(default_factory=SitePolicy)
 
     @property
     def key(self) -> Path:
@@ -72,6 +78,14 @@ class SiteFolder:
     def fingerprint(self) -> str:
         """The SHA-256 of the site's public key, which people compare, for example by telephone."""
         return keys.fingerprint(keys.read_public(self.folder / "site.pub"))
+
+    def sender(self) -> str:
+        """Who sends what arrives here: the coordinator's address, and the authority that vouches for it."""
+        try:
+            authority = tls.describe(tls.read_certificate(self.authority))[1]
+        except UserError as error:
+            authority = str(error)
+        return f"coordinator {self.coordinator}, authority with {authority.removeprefix('its ')}"
 
     def rows(self) -> table.Rows | None:
         """The rows of a table, which are encoded when the sites of a run have agreed on a schema."""
@@ -111,11 +125,13 @@ def read_site(folder: Path, *, ready: bool = True) -> SiteFolder:
     ``ready`` also rejects what would keep the site from starting: a key that others can read, a missing ``ca.crt``.
     """
     path = folder / "site.toml"
-    found = read_settings(path, kinds(), {own.name: own.default for own in fields(RunSettings) if own.name != "data"})
+    defaults = {own.name: own.default for own in fields(RunSettings) if own.name != "data"}
+    found = read_settings(path, kinds(), {**defaults, "policy": {}})
     keys.check_name(found["name"], str(path))
     check_address(found["coordinator"], str(path))
     source = {name: found.pop(name) for name in DATA}
     refuse_federated_scale(source["scale"])
+    found["policy"] = SitePolicy.read(found["policy"], str(path))
     site = SiteFolder(folder.absolute(), **found, source=source)
     if ready:
         keys.read_private(site.key)
@@ -134,6 +150,7 @@ def make_site(
     client: str | None = None,
     authority: Path | None = None,
     check: bool = True,
+    policy: SitePolicy | None = None,
     **settings: Any,
 ) -> tuple[SiteFolder, Federation | None]:
     """Makes a site's folder with a new key. If it fails, it leaves nothing.
@@ -146,6 +163,7 @@ def make_site(
         client: which client of the data this site is; not needed if there is only one.
         authority: the coordinator's ``ca.crt``; it may be put into the folder later.
         check: load the data now, and return it.
+        policy: what runs may ask of the site; by default the one that `site.toml` then explains line by line.
         settings: the others in `DATA`, such as ``target`` of a table.
     """
     require_new(folder)
@@ -153,10 +171,11 @@ def make_site(
     check_address(coordinator)
     trusted = {} if authority is None else {"ca.crt": tls.to_pem(tls.read_certificate(authority, authority=True))}
     source = _source(data, settings)
-    site = SiteFolder(folder.absolute(), name, coordinator, client, source)
+    site = SiteFolder(folder.absolute(), name, coordinator, client, source, policy or SitePolicy())
     federation = site.load() if check else None
     settings = {"name": name, "coordinator": coordinator, "client": client, **source}
-    files = _key_files(name) | trusted | {"site.toml": to_toml("A site of a federation.", settings)}
+    table = COMMENTED.encode() if policy is None else b"\n" + tomli_w.dumps({"policy": policy.to_toml()}).encode()
+    files = _key_files(name) | trusted | {"site.toml": to_toml("A site of a federation.", settings) + table}
     make_folder(folder, files, ("state", "logs"))
     return site, federation
 

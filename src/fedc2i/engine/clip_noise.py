@@ -15,7 +15,6 @@ import functools
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +170,11 @@ def secret_in(folder: Path) -> bytes:
     return found
 
 
+def run_secret(folder: Path, run: str) -> bytes:
+    """A site's key for the noise of one run; whoever learns it learns nothing about other runs."""
+    return hashlib.blake2b(run.encode(), key=secret_in(folder), digest_size=KEY_BYTES).digest()
+
+
 def reject_uncovered(upload: Params, who: str = "the method") -> None:
     """Rejects an upload with counts or flags, by a `UserError` that names them."""
     names = [name for name, tensor in upload.items() if not tensor.is_floating_point() or name in COUNTS]
@@ -185,8 +189,7 @@ def check(method: Method, model: Model, federation: Federation, settings: Engine
     """Rejects, if ``clip`` is set, what clipping does not cover.
 
     Raises:
-        UserError: for a method that sends counts, flags or reports, noise on BatchNorm's statistics, or noise where the
-            package that computes ε is not installed.
+        UserError: for a method that sends counts, flags or reports, or noise on BatchNorm's statistics.
     """
     if not settings.clip:
         return
@@ -203,8 +206,6 @@ def check(method: Method, model: Model, federation: Federation, settings: Engine
             f"noise={settings.noise:g}: {method.name} sends the BatchNorm statistics of model '{model.name}', where a "
             "variance could become negative; use a model without them, or fedbn, which keeps them private"
         )
-    if settings.noise and find_spec("opacus") is None:
-        raise UserError(f"noise={settings.noise:g}: ε is computed by Opacus: pip install 'fedc2i[privacy]'")
 
 
 def _example(method: Method, model: Model, federation: Federation, settings: EngineSettings) -> Params:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import importlib.metadata
 import os
 import re
 import sys
@@ -125,10 +126,14 @@ def poll_objects(seconds: float) -> None:
     pull.__kwdefaults__["initial_backoff"] = seconds
 
 
-class _Executor:
-    """Flower's executor protocol: calls ``launch`` with the work for each message."""
+Answering = Callable[[bytes, str, Any], Any]  # from a run's bundle, a message's kind and its content to a content
+Launch = Callable[[Callable[[Answering], None]], None]
 
-    def __init__(self, launch: Callable[[Callable[[], None]], None]) -> None:
+
+class _Executor:
+    """Flower's executor protocol: calls ``launch`` with what fetches and answers each message."""
+
+    def __init__(self, launch: Launch) -> None:
         self._launch = launch
 
     def get_eligible_capacity(self, supported_task_types: set[Any], **_: Any) -> tuple[set[Any], set[str]]:
@@ -153,23 +158,61 @@ class _Executor:
         """The processes end with this one."""
 
 
-def _run_app(spec: Any) -> None:
+def _run_app(spec: Any, answer: Answering) -> None:
+    """Answers one message. Flower would unpack the run's bundle and execute it; nothing of that is done here."""
+    from flwr.app import Message
     from flwr.supercore.exit import exit_handler
-    from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+    runtime: Any = importlib.import_module("flwr.supernode.runtime.run_clientapp")
     exit_handler.registered_exit_handlers.clear()  # those of the executor
-    run_clientapp(spec.runtime_api_address, spec.token, spec.insecure)
+    bundles: list[bytes] = []
+
+    def call(message: Any, context: Any) -> Any:
+        return Message(answer(bundles[0], message.metadata.message_type, message.content), reply_to=message)
+
+    runtime.install_from_fab = lambda content, **_: bundles.append(bytes(content))
+    runtime.get_project_dir = lambda *_: Path()
+    runtime.get_load_client_app_fn = lambda **_: lambda *_: call
+    runtime.run_clientapp(spec.runtime_api_address, spec.token, spec.insecure)
 
 
-def run_executor(
-    address: str, secret: bytes, preload: Sequence[str], launch: Callable[[Callable[[], None]], None]
-) -> None:
-    """Takes messages from the SuperNode at ``address``; ``launch`` runs the work for each in its own process."""
+def run_executor(address: str, secret: bytes, preload: Sequence[str], launch: Launch) -> None:
+    """Takes messages from the SuperNode at ``address``; ``launch`` handles each in its own process.
+
+    It is given a function that fetches the message, and sends the answer of the function that this is given.
+    """
+    if importlib.metadata.version("flwr") != SUPPORTED:
+        sys.exit(f"flwr {SUPPORTED} is needed: another version might execute the code that comes with a run")
     loop = importlib.import_module("flwr.supercore.superexec.run_superexec")
     for name in ("flwr.supernode.runtime.run_clientapp", *preload):
         importlib.import_module(name)
     loop.get_executor = lambda *_, **__: _Executor(launch)  # type: ignore[attr-defined]
     loop.run_superexec(address, insecure=True, superexec_auth_secret=secret)
+
+
+def to_bytes(content: Any) -> bytes:
+    """The content of a message."""
+    from flwr.common.serde import recorddict_to_proto
+
+    return bytes(recorddict_to_proto(content).SerializeToString())
+
+
+def from_bytes(content: bytes) -> Any:
+    """The reverse; raises one of several exceptions for bytes that are none."""
+    from flwr.common.serde import recorddict_from_proto
+    from flwr.proto.recorddict_pb2 import RecordDict
+
+    return recorddict_from_proto(RecordDict.FromString(content))
+
+
+def bundle(app: Path) -> bytes:
+    """The Flower App in a folder as it travels: a ZIP archive."""
+    from flwr.cli.build import build_fab_from_disk
+
+    try:
+        return bytes(build_fab_from_disk(app))
+    except Exception as error:  # Flower raises several kinds, some of click
+        raise UserError(f"{app}: not a valid Flower App: {one_line(error) or type(error).__name__}") from None
 
 
 # The SuperLink's control interface
@@ -203,14 +246,10 @@ class ControlClient:
 
     def start_run(self, app: Path, config: Mapping[str, bool | int | float | str]) -> int:
         """Starts the Flower App in a folder, and returns the run's number."""
-        from flwr.cli.build import build_fab_from_disk
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.supercore.fab import Fab
 
-        try:
-            content = bytes(build_fab_from_disk(app))
-        except Exception as error:  # Flower raises several kinds, some of click
-            raise UserError(f"{app}: not a valid Flower App: {one_line(error) or type(error).__name__}") from None
+        content = bundle(app)
         fab = fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {}))
         reply = self.call("StartRun", fab=fab, override_config=user_config_to_proto(dict(config)))
         if not reply.HasField("run_id"):

@@ -15,9 +15,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.flower import compat
-from fedc2i.flower.message_format import MOST_REASON, Introduction
+from fedc2i.flower.message_format import GREETING, MOST_REASON, WORK, Introduction
 
-GREETING, WORK = "query", "train"  # Flower's kinds of messages
 _LOOK = 1.0  # seconds between looks for new nodes
 _AGAIN = 20.0  # seconds until a node that did not introduce itself is greeted again
 

@@ -24,6 +24,7 @@ from fedc2i.engine.records import POINTS, Diagnostics, Point
 from fedc2i.flower import wire
 from fedc2i.training.metrics import HIGHER_IS_BETTER
 
+GREETING, WORK = "query", "train"  # Flower's kinds of messages
 METRIC = re.compile(rf"(validation_)?(accuracy|loss)(/[A-Za-z0-9_.-]{{1,40}})?|{'|'.join(HIGHER_IS_BETTER)}")
 ROUNDING = 1e-6  # of a score in percent
 MOST_LETTERS = 100  # of a site's name

@@ -20,10 +20,10 @@ from fedc2i.data.federation import Client, InputSpec, Split
 from fedc2i.data.schema import Schema, check_fit
 from fedc2i.data.table import ENCODING, Rows
 from fedc2i.engine.client import ClientData, LocalClient, RunContext, repeatable
-from fedc2i.engine.clip_noise import secret_in
+from fedc2i.engine.clip_noise import run_secret
 from fedc2i.engine.exchange import process
 from fedc2i.engine.records import Point
-from fedc2i.flower.message_format import MOST_REASON, Answer, Introduction, Task, failure
+from fedc2i.flower.message_format import GREETING, MOST_REASON, Answer, Introduction, Task, failure
 from fedc2i.flower.site_models import ContextMemory, FolderMemory, Memory, Predictor
 from fedc2i.models.model import Model
 from fedc2i.models.validation import validate
@@ -52,6 +52,7 @@ class Home:
         device: None for a GPU if there is one.
         rows: of a table, as read; a run encodes them by its schema.
         encoding: how they were.
+        noise_key: for the noise on a run's uploads, where the key in ``state`` is out of reach.
     """
 
     client: Client
@@ -60,6 +61,7 @@ class Home:
     device: torch.device | None = None
     rows: Rows | None = None
     encoding: str = ""
+    noise_key: bytes = b""
 
     @property
     def schema(self) -> Schema | None:
@@ -89,9 +91,11 @@ class Home:
             found = self.rows.encode(agreed)
         return replace(self, client=found.clients[0], encoding=found.attachments[ENCODING])
 
-    def memory(self, context: Context, run: str, predictor: Predictor | None = None) -> Memory:
-        """Where the site keeps its models of a run."""
-        return ContextMemory(context.state, run) if self.state is None else FolderMemory(self.state, run, predictor)
+    def memory(self, state: RecordDict | None, run: str, predictor: Predictor | None = None) -> Memory:
+        """Where the site keeps its models of a run; ``state`` is the node's, for a site without a folder."""
+        if self.state is None:
+            return ContextMemory(RecordDict() if state is None else state, run)
+        return FolderMemory(self.state, run, predictor)
 
     def predictor(self, assignment: Assignment, classes: tuple[str, ...]) -> Predictor | None:
         """What is stored beside the last models, if the data is a table or images."""
@@ -103,9 +107,9 @@ class Home:
         texts |= {ENCODING: self.encoding} if self.encoding else {}
         return Predictor(self.client.name, seed, texts)
 
-    def secret(self) -> bytes:
-        """A real site's key for the noise on its uploads, which the coordinator does not know."""
-        return b"" if self.state is None else secret_in(self.state)
+    def secret(self, run: str) -> bytes:
+        """A real site's key for the noise on a run's uploads, which the coordinator does not know."""
+        return self.noise_key or (b"" if self.state is None else run_secret(self.state, run))
 
     def data(self, classes: tuple[str, ...], model: Model | None = None) -> ClientData:
         """The data, with labels numbered as in the run; features of images, if only the head of the model trains."""
@@ -113,7 +117,7 @@ class Home:
         if model is not None and model.has_constant_body:
             from fedc2i.models import features
 
-            client = features.of_client(client, model, self.device or best, features.timed(_complain))
+            client = features.of_client(client, model, self.device or best, features.timed(complain))
         if classes != self.classes:
             unknown = [name for name in self.classes if name not in classes]
             if unknown:
@@ -133,48 +137,54 @@ def make_app(
     """
     app = ClientApp()
 
-    @app.query()
-    def introduce(message: Message, context: Context) -> Message:
-        def answer() -> RecordDict:
-            if reason := str(message.content["greeting"].get("rejected", "")):
-                _complain(f"the coordinator rejects this site: {reason}")
-            return find_home(context).introduction().to_record()
+    def handle(message: Message, context: Context) -> Message:
+        kind, content = message.metadata.message_type, message.content
+        found = replying(lambda: answer(kind, content, find_home(context), find_assignment, context.state))
+        return Message(found, reply_to=message)
 
-        return _reply(message, answer)
-
-    @app.train()
-    def work(message: Message, context: Context) -> Message:
-        def answer() -> RecordDict:
-            task, received = Task.from_record(message.content)
-            assignment, classes = find_assignment(task)
-            home = find_home(context).encoded(assignment.schema)
-            model = assignment.context.model
-            validate(model, home.client.train.x[:2], len(classes))
-            own = home.data(classes, model)
-            memory = home.memory(context, task.run, home.predictor(assignment, classes))
-            if model.has_constant_body:
-                assignment = replace(assignment, context=replace(assignment.context, model=model.on_features()))
-            secret = home.secret() if assignment.settings.noise else b""
-            return perform(task, received, assignment, own, memory, secret).to_record(task.half)
-
-        return _reply(message, answer)
-
+    app.query()(handle)
+    app.train()(handle)
     return app
 
 
-def _reply(message: Message, answer: Callable[[], RecordDict]) -> Message:
+def answer(
+    kind: str,
+    content: RecordDict,
+    home: Home,
+    find_assignment: Callable[[Task], tuple[Assignment, tuple[str, ...]]],
+    state: RecordDict | None = None,
+) -> RecordDict:
+    """The content of the reply to a message; ``state`` holds the models of a site without a folder."""
+    if kind == GREETING:
+        if reason := str(content["greeting"].get("rejected", "")):
+            complain(f"the coordinator rejects this site: {reason}")
+        return home.introduction().to_record()
+    task, received = Task.from_record(content)
+    assignment, classes = find_assignment(task)
+    home = home.encoded(assignment.schema)
+    model = assignment.context.model
+    validate(model, home.client.train.x[:2], len(classes))
+    own = home.data(classes, model)
+    memory = home.memory(state, task.run, home.predictor(assignment, classes))
+    if model.has_constant_body:
+        assignment = replace(assignment, context=replace(assignment.context, model=model.on_features()))
+    secret = home.secret(task.run) if assignment.settings.noise else b""
+    return perform(task, received, assignment, own, memory, secret).to_record(task.half)
+
+
+def replying(answer: Callable[[], RecordDict]) -> RecordDict:
+    """The answer, or one line with the reason why there is none."""
     try:
-        content = answer()
+        return answer()
     except UserError as error:
-        _complain(str(error))
-        content = failure(str(error))
+        complain(str(error))
+        return failure(str(error))
     except Exception as error:  # one line for the coordinator, the traceback for the site's log
         traceback.print_exc()
-        content = failure(f"{type(error).__name__}: {error}")
-    return Message(content, reply_to=message)
+        return failure(f"{type(error).__name__}: {error}")
 
 
-def _complain(reason: str) -> None:
+def complain(reason: str) -> None:
     """One line in the site's log, which `fedc2i site start` shows."""
     print(f"{COMPLAINT}{one_line(reason, MOST_REASON)}", flush=True)
 
@@ -185,7 +195,7 @@ def private_reasons() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _complain(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+        complain(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
         raise UserError("its table cannot be read or encoded; the site's own log says why") from None
 
 

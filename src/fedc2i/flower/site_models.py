@@ -34,14 +34,19 @@ class Predictor:
     texts: Mapping[str, str]  # by file name
 
 
+def run_folder(folder: Path, run: str) -> Path:
+    """Where a site keeps its models of a run; the name, which the coordinator chooses, must be a plain one."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
+        raise UserError(f"'{run[:100]}' cannot name a run; allowed are letters, digits, '.', '_' and '-'")
+    return folder / run
+
+
 class FolderMemory:
     """A site's models of one run in files, which outlast a restart of the site's machine."""
 
     def __init__(self, folder: Path, run: str, predictor: Predictor | None = None) -> None:
         """Files go to a subfolder with the run's name; ``predictor`` is stored with the last models."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
-            raise UserError(f"'{run[:100]}' cannot name a run; allowed are letters, digits, '.', '_' and '-'")
-        self._folder, self._predictor = folder / run, predictor
+        self._folder, self._predictor = run_folder(folder, run), predictor
 
     def load(self, before: int) -> Params | None:
         """The latest readable model from before the round; damaged files are skipped."""

@@ -1,0 +1,128 @@
+"""Decides about every message that reaches a site, has a `Worker` do it, and logs what leaves.
+
+The guard holds no data and runs no code that came with a run. It checks the code against what is installed and
+approved, the task against the site's policy, and the answer against both, and writes a line to the site's log before
+the answer leaves. A refusal is one line, here and at the coordinator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from flwr.app import RecordDict
+
+from fedc2i.core.errors import UserError, one_line
+from fedc2i.deploy import sandbox
+from fedc2i.deploy.approval import CodeStore, installed_code, own_files_in, sha256, unpacked
+from fedc2i.deploy.audit import SENT, TASK, AuditLog, check_course, spent
+from fedc2i.deploy.run_description import RunTerms, read_terms
+from fedc2i.deploy.site_folder import SiteFolder, read_site
+from fedc2i.deploy.worker import Request, Worker
+from fedc2i.engine.clip_noise import run_secret
+from fedc2i.flower.message_format import GREETING, MOST_REASON, Answer, Introduction, Task, failure
+from fedc2i.flower.site import complain
+from fedc2i.flower.site_models import run_folder
+
+OVERHEAD = 2**20  # bytes of an answer besides its tensors
+INTRODUCTION = "introduction"  # an event of the log
+
+
+class Guard:
+    """Answers one message for the site in a folder."""
+
+    def __init__(self, folder: Path, worker: Worker) -> None:
+        self._folder, self._worker = folder, worker
+        self._log = AuditLog(folder)
+
+    def answer(self, bundle: bytes, kind: str, content: RecordDict) -> RecordDict:
+        """The content of the reply: the worker's, as far as the policy lets it leave, or a failure with the reason."""
+        told: dict[str, Any] = {"code": {"fedc2i": installed_code()}}
+        event = INTRODUCTION if kind == GREETING else TASK
+        try:
+            with ExitStack() as stack:
+                stack.callback(self._worker.end)
+                site = read_site(self._folder, ready=False)
+                files = own_files_in(bundle)
+                told["code"] |= {name: sha256(own) for name, own in files.items()}
+                self._admit(site, files)
+                root = stack.enter_context(unpacked(files, self._folder / "code" / "unpacked")) if files else None
+                if kind == GREETING:
+                    found = self._introduce(Request(str(self._folder), kind), content)
+                else:
+                    found = self._work(site, kind, content, root, told)
+                self._write(event, {**told, "outcome": SENT})
+                return found
+        except UserError as error:
+            return self._refuse(event, told, str(error))
+        except Exception as error:  # nothing leaves that was not checked
+            return self._refuse(event, told, f"{type(error).__name__}: {one_line(error)}")
+
+    def _admit(self, site: SiteFolder, files: Mapping[str, bytes]) -> None:
+        """Raises a `UserError` if the code that came with the run may not be executed here."""
+        site.policy.check_code(list(files), sandbox.missing())
+        CodeStore(self._folder).require_approved(files, site.sender())
+
+    def _introduce(self, request: Request, content: RecordDict) -> RecordDict:
+        found = self._worker.ask(request, content, OVERHEAD)
+        Introduction.from_record(found)
+        return found
+
+    def _work(
+        self, site: SiteFolder, kind: str, content: RecordDict, root: Path | None, told: dict[str, Any]
+    ) -> RecordDict:
+        task, _ = Task.from_record(content)
+        terms = read_terms(task.setup)
+        told |= {"run": one_line(task.run, 100), "round": task.round, "exchange": task.exchange, **_described(terms)}
+        told["terms"] = hashlib.sha256(repr((terms, sorted(told["code"].items()))).encode()).hexdigest()
+        entries = self._log.entries()
+        site.policy.check_task(task, terms, spent(entries), datetime.now())
+        check_course(entries, task.run, told["terms"], task.round if task.train else -1)
+        models = run_folder(site.state, task.run)
+        models.mkdir(parents=True, exist_ok=True)
+        key = run_secret(site.state, task.run).hex() if terms.noise else ""
+        request = Request(str(self._folder), kind, str(root or ""), str(models), key)
+        found = self._worker.ask(request, content, site.policy.most_bytes + OVERHEAD)
+        answer = site.policy.filtered(Answer.from_record(found), terms.noise)
+        told |= _sent(answer, found, task.train)
+        total = spent([*entries, {**told, "event": TASK, "outcome": SENT}], renewed=False).epsilon()
+        told["epsilon"] = total if math.isfinite(total) else None
+        return answer.to_record(task.half)
+
+    def _refuse(self, event: str, told: Mapping[str, Any], reason: str) -> RecordDict:
+        complain(reason)
+        try:
+            self._write(event, {**told, "outcome": one_line(reason, MOST_REASON)})
+        except UserError as error:
+            complain(str(error))
+        return failure(reason)
+
+    def _write(self, event: str, told: Mapping[str, Any]) -> None:
+        """Writes a line; introductions that repeat the line before them are left out, a coordinator asks often."""
+        if event == INTRODUCTION:
+            last = (self._log.entries() or [{}])[-1]
+            if {**last, **told, "event": event} == dict(last):
+                return
+        self._log.append(event, **told)
+
+
+def _described(terms: RunTerms) -> dict[str, Any]:
+    return {name: value for name, value in asdict(terms).items() if name != "attack" or value}
+
+
+def _sent(answer: Answer, record: RecordDict, train: bool) -> dict[str, Any]:
+    """What a line says about an answer: bytes by tensor, names of scores, and a hash of the upload."""
+    parts = {"upload": answer.upload, "report": answer.report}
+    tensors = {f"{part}/{name}": own.nbytes for part, found in parts.items() for name, own in found.items()}
+    scores = sorted({f"{point}.{name}" for point, own in answer.metrics.items() for name in own})
+    digest = hashlib.sha256()
+    for name, tensor in sorted(answer.upload.items()):
+        digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode() + tensor.numpy().tobytes())
+    upload = digest.hexdigest() if train and answer.upload else ""
+    return {"bytes": tensors, "total": answer.bytes, "scores": scores, "upload": upload}
