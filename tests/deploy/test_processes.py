@@ -221,7 +221,8 @@ def test_nothing_is_left_after_kill_9(tmp_path: Path, victim: str) -> None:
     parent = subprocess.Popen(words)
     try:
         # two guards, their programs, an executor and an app's process under each, and the site's worker
-        assert wait(lambda: len(below(parent.pid)) == 9, 60), _names(below(parent.pid))
+        assert wait(lambda: any((tmp_path / "east" / "code").glob("unpacked/*")), 120), _names(below(parent.pid))
+        assert wait(lambda: len(below(parent.pid)) == 9, 20), _names(below(parent.pid))
         time.sleep(1)
         pids = below(parent.pid)
         names = _names(pids)

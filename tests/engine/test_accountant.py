@@ -139,6 +139,7 @@ def test_the_cost_counts_the_uploads_of_who_takes_part_most(model: Model, federa
         "delta": 1e-4,
         "uploads": max(turns),
         "epsilon": spent.epsilon,
+        "seeds": 1,
         "adjacency": "all samples of one client, by as many others",
     }
     assert spent == cost(result.config, 3)
@@ -155,6 +156,22 @@ def test_the_cost_is_that_of_the_seed_that_costs_most() -> None:
         spent = cost(replace(config, seeds=seeds), 3)
         assert spent is not None
         assert spent.uploads == most[high]
+
+
+def test_at_real_sites_the_uploads_of_all_seeds_add_up() -> None:
+    config = RunSettings(method="fedavg", rounds=20, clip=1.0, noise=5.70334, seeds=(0, 1, 2))
+    one, all_three = cost(config, 3), cost(config, 3, released=True)
+    assert one is not None
+    assert all_three is not None
+    assert (one.uploads, round(one.epsilon, 2)) == (20, 8.0)
+    assert (all_three.uploads, round(all_three.epsilon, 2)) == (60, 15.69)
+    assert "ε = 15.69" in str(all_three)
+    assert "over up to 60 uploads of the runs of 3 seeds together" in str(all_three)
+    few = replace(config, clients_per_round=1, rounds=7)
+    drawn = Counter(choose(seed, few, 3, number)[0] for seed in few.seeds for number in range(1, 8))
+    spent = cost(few, 3, released=True)
+    assert spent is not None
+    assert spent.uploads == max(drawn.values())
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ from fedc2i.core.errors import UserError
 from fedc2i.data import arrays, converted_files, folder, formats, images
 from fedc2i.data.federation import DataOptions
 from fedc2i.data.schema import Column, Schema
-from fedc2i.deploy import coordinator_folder, keys, run_description, site_folder, tls
+from fedc2i.deploy import approval, audit, coordinator_folder, keys, run_description, site_folder, tls
 from fedc2i.deploy.folder_settings import check_address, check_host
 from fedc2i.engine import checkpoint
 from fedc2i.engine.records import Round
 from fedc2i.engine.topology import parse as parse_topology
-from fedc2i.flower import message_format, wire
+from fedc2i.flower import compat, message_format, wire
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.runs.driver import execute
 from fedc2i.runs.finished_run import read_model, read_run
@@ -194,6 +194,7 @@ def _understand(path: Path) -> object:
         text = (path / "setup.json").read_text(encoding="utf-8")
     except UnicodeDecodeError:  # Flower's messages hold text
         return None
+    run_description.read_terms(text)
     return run_description.understand(text)
 
 
@@ -216,6 +217,24 @@ def _read_site(path: Path) -> object:
     for line in (path / "addresses").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         found += [check_address(line), check_host(line.rpartition(":")[0].strip("[]"))]
     return found
+
+
+def _audit(path: Path) -> None:
+    log = audit.AuditLog(path)
+    for number in range(3):
+        told = {"run": "r", "round": number, "terms": "t", "upload": str(number), "noise": 1.0, "outcome": "sent"}
+        log.append("task", **told)
+    log.path.with_suffix(".lock").unlink()
+
+
+def _read_audit(path: Path) -> object:
+    entries = audit.AuditLog(path).entries()
+    audit.check_course(entries, "r", "t", 1)
+    return audit.spent(entries)
+
+
+def _bundle(path: Path) -> None:
+    (path / "app.fab").write_bytes(compat.bundle(approval.APP))
 
 
 def _topology(path: Path) -> None:
@@ -259,6 +278,8 @@ READERS: dict[str, Reader] = {
     "messages": Reader(_messages, _read_messages),
     "setup": Reader(lambda path: (path / "setup.json").write_text(run_description.describe(plan(), 0)), _understand),
     "site": Reader(_site, _read_site),
+    "audit": Reader(_audit, _read_audit),
+    "bundle": Reader(_bundle, lambda path: approval.own_files_in((path / "app.fab").read_bytes())),
 }
 
 

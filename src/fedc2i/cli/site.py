@@ -148,7 +148,7 @@ def _decide(folder: Path, hash: str, event: str) -> None:
 
 @app.command()
 def renew(folder: Folder) -> None:
-    """Let the policy's runs and total ε start anew; what was spent so far is printed."""
+    """Let the policy's runs and total ε start again from zero; what was spent so far is printed."""
     from fedc2i.deploy.audit import RENEWED, AuditLog, account, spent
     from fedc2i.deploy.site_folder import read_site
 

@@ -1,7 +1,7 @@
 """A site's log of what it was asked and what left it: one line for each task, each with the hash of the line before it.
 
 A line is JSON, and is on the disk before an answer leaves. A changed, removed or inserted line breaks the chain, and
-``audit.head``, which holds the number and hash of the last line, shows lines that were cut off at the end.
+``audit.head``, which holds the number and hash of the last line, shows that lines at the end were removed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AuditLog:
             known: Any = {"lines": 0, "hash": START}
             known = json.loads(self.head.read_bytes()) if self.head.exists() else known
             lines, stated = int(known["lines"]), str(known["hash"])
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise UserError(f"{self.head}: cannot be read ({one_line(error)})") from None
         whole, _, rest = content.rpartition(b"\n")
         entries: list[Entry] = []
@@ -63,9 +63,9 @@ class AuditLog:
             entries.append(entry)
             hashes.append(before)
         if len(entries) < lines:
-            cut = "is cut off" if rest else "is missing"
+            cut = "is incomplete" if rest else "is missing"
             raise UserError(f"{self.path}: line {len(entries) + 1} {cut}; there were {lines}")
-        if len(entries) > lines + 1 or hashes[lines] != stated:
+        if not 0 <= len(entries) - lines <= 1 or lines < 0 or hashes[lines] != stated:
             raise UserError(f"{self.path}: line {max(lines, 1)} is not the one that {self.head.name} names")
         return entries, before, len(whole) + 1 if whole else 0
 

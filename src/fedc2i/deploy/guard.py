@@ -104,7 +104,7 @@ class Guard:
         return failure(reason)
 
     def _write(self, event: str, told: Mapping[str, Any]) -> None:
-        """Writes a line; introductions that repeat the line before them are left out, a coordinator asks often."""
+        """Writes a line; an introduction that repeats the line before it is skipped, since a coordinator asks often."""
         if event == INTRODUCTION:
             last = (self._log.entries() or [{}])[-1]
             if {**last, **told, "event": event} == dict(last):

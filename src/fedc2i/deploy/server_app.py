@@ -80,7 +80,7 @@ def _run_job(grid: Grid, job: Job, say: Say) -> Result:
     job.write()
     reject_incompatible(connections, federation, job.policy.min_sites)
     plan = prepare([job.method], {**job.settings, **job.policy.settings(), "device": "cpu"}, federation)[0]
-    planned = accountant.cost(plan.config, len(federation.names))
+    planned = accountant.cost(plan.config, len(federation.names), released=True)
     if planned is not None:
         say(f"privacy: {planned}")
     began = time.monotonic()

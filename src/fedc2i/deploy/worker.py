@@ -38,7 +38,7 @@ _MOST_FILES = 2**16  # that a process may have open
 
 @dataclass(frozen=True)
 class Request:
-    """What a worker is told besides the message."""
+    """What a worker needs besides the message."""
 
     site: str  # its folder
     kind: str  # of the message, as Flower names it

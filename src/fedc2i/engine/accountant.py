@@ -90,13 +90,14 @@ def noise_for(target: float, uploads: int, delta: float = 1e-5) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one seed's run costs the client that takes part most often."""
+    """What a run costs the client that takes part most often."""
 
     clip: float
     noise: float
     delta: float
     uploads: int  # of that client
     epsilon: float  # infinite without noise
+    seeds: int = 1  # whose uploads are added up: in a simulation each stands for itself, at real sites all have left
 
     def to_json(self) -> dict[str, Any]:
         """As ``summary.json`` holds it; an infinite ε is null there."""
@@ -109,9 +110,10 @@ class Cost:
             return f"{head}: no uploads, nothing to protect"
         if not self.noise:
             return f"{head}: without noise there is no guarantee"
+        whose = "one seed's run" if self.seeds == 1 else f"the runs of {self.seeds} seeds together"
         return (
             f"{head}: ε = {self.epsilon:.2f} at δ = {self.delta:g} for each client's whole data set, over up to "
-            f"{self.uploads} uploads of one seed's run; scores are not covered (docs/privacy.md)"
+            f"{self.uploads} uploads of {whose}; scores are not covered (docs/privacy.md)"
         )
 
 
@@ -121,20 +123,21 @@ def cost(
     rounds: int | None = None,
     sends: bool = True,
     asked: Mapping[int, Mapping[int, int]] | None = None,
+    released: bool = False,
 ) -> Cost | None:
     """The cost of a run; None where uploads are not clipped.
 
     ``rounds`` it had, by default all that are planned; ``sends``: whether the method sends anything at all; ``asked``:
-    by seed and round, how often different uploads were asked for, by default once.
+    by seed and round, how often different uploads were asked for, by default once; ``released``: whether the uploads of
+    all seeds leave their clients, as at real sites, so that they add up.
     """
     if not config.clip:
         return None
     last = config.rounds if rounds is None else rounds
-    uploads = 0
-    for seed in config.seeds:
-        turns = np.zeros(clients, dtype=np.int64)
+    turns = np.zeros((len(config.seeds), clients), dtype=np.int64)
+    for own, seed in zip(turns, config.seeds, strict=True):
         for number, times in (Counter(range(1, last + 1)) | Counter((asked or {}).get(seed, {}))).items():
-            turns[list(choose(seed, config, clients, number))] += times
-        uploads = max(uploads, int(turns.max()))
-    uploads = uploads if sends else 0
-    return Cost(config.clip, config.noise, config.delta, uploads, epsilon(config.noise, uploads, config.delta))
+            own[list(choose(seed, config, clients, number))] += times
+    uploads = int((turns.sum(0) if released else turns).max()) if sends else 0
+    spent = epsilon(config.noise, uploads, config.delta)
+    return Cost(config.clip, config.noise, config.delta, uploads, spent, len(config.seeds) if released else 1)

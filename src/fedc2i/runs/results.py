@@ -211,7 +211,8 @@ class Result:
 
         rounds = max((report.round for report in self.rounds), default=0)
         sends = any(report.bytes_up for report in self.rounds)
-        return cost(self.config, len(self.federation.names), rounds, sends, self.asked)
+        released = self.config.engine == "flower"
+        return cost(self.config, len(self.federation.names), rounds, sends, self.asked, released)
 
     @property
     def refused(self) -> dict[str, int]:
