@@ -29,6 +29,7 @@ from fedc2i.deploy.run_description import understand
 from fedc2i.flower import compat
 from fedc2i.flower.message_format import failure
 from fedc2i.flower.site import COMPLAINT, answer
+from fedc2i.models import weights
 
 MOST_OUTPUT = 2**20  # bytes of text that a task may print
 _LENGTHS = struct.Struct("<QQ")  # of the request's two parts
@@ -57,7 +58,7 @@ def work(request: Request, content: RecordDict) -> RecordDict:
         home = replace(site_home(folder), noise_key=bytes.fromhex(request.noise_key))
         models = [Path(request.models)] if request.models else []
         root = [Path(request.root)] if request.root else []
-        sandbox.enter(models, root, [folder / "site.key", folder / "site.toml", folder / "state" / "noise.key"])
+        sandbox.enter(models, [*root, weights.folder()], [folder / "site.key", folder / "site.toml", folder / "state" / "noise.key"])
         return answer(request.kind, content, home, lambda task: understand(task.setup, *root))
     except UserError as error:
         return failure(str(error))
