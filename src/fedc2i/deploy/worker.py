@@ -7,6 +7,7 @@ from the coordinator: settings, tensors, and approved code. See `fedc2i.deploy.s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -29,7 +30,7 @@ from fedc2i.deploy.run_description import understand
 from fedc2i.flower import compat
 from fedc2i.flower.message_format import failure
 from fedc2i.flower.site import COMPLAINT, answer
-from fedc2i.models import weights
+from fedc2i.models import features, weights
 
 MOST_OUTPUT = 2**20  # bytes of text that a task may print
 _LENGTHS = struct.Struct("<QQ")  # of the request's two parts
@@ -56,15 +57,27 @@ def work(request: Request, content: RecordDict) -> RecordDict:
     folder = Path(request.site)
     try:
         home = replace(site_home(folder), noise_key=bytes.fromhex(request.noise_key))
-        models = [Path(request.models)] if request.models else []
         root = [Path(request.root)] if request.root else []
-        sandbox.enter(models, [*root, weights.folder()], [folder / "site.key", folder / "site.toml", folder / "state" / "noise.key"])
+        readable, writable = [*root, weights.folder()], _writable(request)
+        sandbox.enter(writable, readable, [folder / name for name in ("site.key", "site.toml", "state/noise.key")])
         return answer(request.kind, content, home, lambda task: understand(task.setup, *root))
     except UserError as error:
         return failure(str(error))
     except Exception as error:  # one line for the coordinator, the traceback for the site's log
         traceback.print_exc()
         return failure(f"{type(error).__name__}: {error}")
+
+
+def _writable(request: Request) -> list[Path]:
+    """The run's own folder, and the cache of features, which code from a file gets there as well."""
+    if not request.models:
+        return []
+    if request.root:
+        os.environ["FEDC2I_CACHE"] = request.models
+        return [Path(request.models)]
+    with contextlib.suppress(OSError):  # a read-only file system
+        features.folder().mkdir(parents=True, exist_ok=True)
+    return [Path(request.models), features.folder()]
 
 
 class Worker:

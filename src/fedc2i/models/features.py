@@ -118,7 +118,7 @@ def timed(say: Callable[[str], None], every: float = 20.0) -> Report:
         nonlocal last
         now = time.monotonic()
         if done == of:
-            say(f"features: {of:,} images in {now - began:.0f} s; they are cached in {root() / 'features'}")
+            say(f"features: {of:,} images in {now - began:.0f} s; they are cached in {folder()}")
         elif now - last >= every:
             last = now
             left = (now - began) * (of - done) / done
@@ -147,9 +147,14 @@ def _with(client: Client, made: dict[str, Tensor]) -> Client:
     return Client(client.name, *splits)
 
 
+def folder() -> Path:
+    """Where features are cached."""
+    return root() / "features"
+
+
 def _path(client: Client, model: Model, device: torch.device) -> Path:
     decided = f"{_body_digest(model, InputSpec.of(client.train.x))} {device.type} {client.checksum}"
-    return root() / "features" / f"{hashlib.sha256(decided.encode()).hexdigest()[:32]}.safetensors"
+    return folder() / f"{hashlib.sha256(decided.encode()).hexdigest()[:32]}.safetensors"
 
 
 @functools.lru_cache(maxsize=4)
