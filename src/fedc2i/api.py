@@ -73,6 +73,7 @@ def resume(
     *,
     device: str | None = None,
     observer: Observer | None = None,
+    trust: bool = False,
 ) -> Result | Comparison:
     """Resumes an interrupted run, to the result it would have had: bit for bit on the same device.
 
@@ -84,13 +85,14 @@ def resume(
         method: the `Method`, if the run was started with your own; for a comparison, all that it had of them.
         device: another device to resume on; numbers are then not the same to the bit.
         observer: watches what is left to do.
+        trust: execute the Python files (``FILE.py:NAME``) that the folder names as its method or model.
 
     Raises:
-        UserError: if this is not such a folder, if another process is at work on it, or if data, settings or versions
-            are not those it was started with.
+        UserError: if this is not such a folder, if another process is at work on it, if data, settings or versions
+            are not those it was started with, or if it names code and is not trusted.
     """
     own = [] if method is None else [method] if isinstance(method, Method) else list(method)
-    how = Resumption(observer, figures.draw_run, data, model, own, device)
+    how = Resumption(observer, figures.draw_run, data, model, own, device, trust)
     found = interrupted_run.resume(Path(folder), how, finish_comparison)
     return found if isinstance(found, Result) else Comparison(found)
 

@@ -17,20 +17,25 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from PIL import Image
 from safetensors.torch import save
 
+from fedc2i.cli.flower_local import is_local
 from fedc2i.core.errors import UserError
 from fedc2i.data import arrays, converted_files, folder, formats, images
 from fedc2i.data.federation import DataOptions
 from fedc2i.data.schema import Column, Schema
 from fedc2i.deploy import approval, audit, coordinator_folder, keys, run_description, site_folder, tls
 from fedc2i.deploy.folder_settings import check_address, check_host
+from fedc2i.deploy.job import Job
+from fedc2i.deploy.local_federation import FEDERATION, read_job
 from fedc2i.engine import checkpoint
 from fedc2i.engine.records import Round
 from fedc2i.engine.topology import parse as parse_topology
 from fedc2i.flower import compat, message_format, wire
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.runs.driver import execute
+from fedc2i.runs.fingerprint import Fingerprint
 from fedc2i.runs.finished_run import read_model, read_run
 from fedc2i.runs.folder import read_reports, write_report
+from fedc2i.runs.interrupted_run import unfinished, write_plan
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import summary
 from fedc2i.runs.settings import make, read_toml
@@ -130,7 +135,22 @@ def _run(path: Path) -> None:
 
 def _read_run(path: Path) -> object:
     result = read_run(path)
-    return repr(result), summary(result), result.influence()
+    return repr(result), summary(result), result.influence(), result.predictions
+
+
+def _interrupted(path: Path) -> None:
+    write_plan([plan()], path)
+    write_files(path / "checkpoints", {"fingerprint.json": json.dumps(vars(plan().fingerprint)).encode()})
+
+
+def _resumption(path: Path) -> object:
+    return unfinished(path), Fingerprint.read(path)
+
+
+def _job(path: Path) -> None:
+    (path / FEDERATION / "sites").mkdir(parents=True)
+    (path / FEDERATION / "sites" / "kept").touch()
+    Job(path, "fedavg", {"rounds": 1}, ("a", "b"), classes=("x", "y"), local=FEDERATION).write()
 
 
 def _record(content: Mapping[str, Any]) -> RecordDict:
@@ -270,7 +290,11 @@ READERS: dict[str, Reader] = {
     "topology": Reader(_topology, lambda path: parse_topology(str(path / "circle.txt"), ("a", "b", "c"), 0)),
     "checkpoint": Reader(_checkpoint, checkpoint.load, seal=_sealed_checkpoint),
     "journal": Reader(lambda path: write_report(path, _report()), lambda path: read_reports(path, 2)),
-    "run folder": Reader(_run, _read_run, ("summary.json", "metrics.jsonl", "influence.npz", "config.toml")),
+    "run folder": Reader(
+        _run, _read_run, ("summary.json", "metrics.jsonl", "influence.npz", "predictions.npz", "config.toml")
+    ),
+    "interrupted run": Reader(_interrupted, _resumption),
+    "job": Reader(_job, lambda path: (read_job(path), is_local(path))),
     "model": Reader(
         lambda path: ((path / "models").mkdir(), (path / "models/seed0-trained.safetensors").write_bytes(_model())),
         lambda path: read_model(path, "a"),

@@ -21,15 +21,17 @@ from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import figures
 from fedc2i.report.comparison import comparison_table, write_comparison
-from fedc2i.runs import finished_run, results
+from fedc2i.runs import results, stored_rounds
 from fedc2i.runs.cache import RunCache
 from fedc2i.runs.driver import execute
-from fedc2i.runs.finished_run import read_rounds, read_run, reopen
+from fedc2i.runs.finished_run import read_run, reopen
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import summary
+from fedc2i.runs.stored_rounds import Extent, read_rounds
 from support.helpers import is_drawn
 
 SEEDS = (0, 3)
+EXTENT = Extent(("a", "b", "c"), 10, 5)
 SCORES = ("accuracy", "loss", "validation_accuracy")
 QUICK: dict[str, Any] = {"rounds": 1, "epochs": 1, "executor": "looped"}
 
@@ -133,7 +135,7 @@ def test_a_client_that_was_not_scored_at_the_end_has_no_score(folder: Path) -> N
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     assert np.isnan(read_run(folder).accuracy("trained")).tolist() == [[False, True, False], [False] * 3]
     with pytest.raises(UserError, match=r"lacks clients of the last round"):
-        read_rounds(folder, ("a", "b", "c"), 0)
+        read_rounds(folder, EXTENT, [0])
 
 
 def test_a_number_that_was_not_finite_is_nan(folder: Path) -> None:
@@ -147,7 +149,7 @@ def test_large_diagnostics_are_kept_of_the_last_round_and_found_again(
     tmp_path: Path, make_federation: Callable[..., Federation], model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a thousand clients, whose Λ is 40 MB a round: here what is more than a hundred bytes is large."""
-    for module in (records, results, finished_run):
+    for module in (records, results, stored_rounds):
         monkeypatch.setattr(module, "LARGE", 100)
     settings: dict[str, Any] = {**QUICK, "rounds": 3, "model": model}
     result = run("fedc2i", make_federation((9, 7, 8)), out=tmp_path / "run", **settings)
@@ -294,14 +296,14 @@ def test_metrics_of_another_run_are_a_line(folder: Path, damage: Callable[[bytes
     path = folder / "metrics.jsonl"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match=r": not a complete run \(.+\); remove it and run again$"):
-        read_rounds(folder, ("a", "b", "c"), SEEDS[-1])
+        read_rounds(folder, EXTENT, SEEDS[-1:])
 
 
 @pytest.mark.parametrize("rounds", ["5", 6, 0])
 def test_a_complete_run_has_the_rounds_that_its_summary_says(folder: Path, rounds: Any) -> None:
     change(folder / "summary.json", rounds=rounds)
     with pytest.raises(UserError, match=": not a complete run "):
-        read_rounds(folder, ("a", "b", "c"), 0)
+        read_rounds(folder, EXTENT, [0])
 
 
 ENTRY = {"seed": 0, "round": 1, "client": "a", "point": "received", "metric": "loss", "value": 1.0}

@@ -336,11 +336,11 @@ def test_a_changed_file_of_a_method_or_model(
     cut_run(monkeypatch, cut, planned)
     before = changed.read_text()
     changed.write_text(before + "\n# an afterthought\n")
-    line = refused(cut, federation)
+    line = refused(cut, federation, trust=True)
     assert f"{changed}, where its {what} comes from, is not what it was when the run started" in line
     assert line.endswith(f"or run it again (fedc2i run --config {cut / 'config.toml'})")
     changed.write_text(before)
-    fedc2i.resume(cut, federation)
+    fedc2i.resume(cut, federation, trust=True)
     assert result_files(cut) == result_files(tmp_path / "whole")
 
 
@@ -355,7 +355,7 @@ def test_a_folder_of_an_earlier_version_goes_on_without_the_checksum(
     assert written.pop("files").keys() == {"method", "model"}
     path.write_text(json.dumps(written))
     method.write_text(METHOD + "\n")
-    assert isinstance(fedc2i.resume(tmp_path / "cut", federation), fedc2i.Result)
+    assert isinstance(fedc2i.resume(tmp_path / "cut", federation, trust=True), fedc2i.Result)
 
 
 def test_a_changed_file_in_a_comparison(
@@ -368,7 +368,7 @@ def test_a_changed_file_in_a_comparison(
     assert not (tmp_path / "cut" / "mine").exists()
     own_files[0].write_text(METHOD + "\n")
     with pytest.raises(UserError, match="where its method comes from, is not what it was"):
-        fedc2i.resume(tmp_path / "cut", federation, model)
+        fedc2i.resume(tmp_path / "cut", federation, model, trust=True)
 
 
 @pytest.mark.parametrize("name", ["fingerprint.json", "plan.json"])

@@ -40,7 +40,7 @@ from torch.func import vmap
 
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
-from fedc2i.core.files import to_json, write_atomically
+from fedc2i.core.files import refuse_links, to_json, write_atomically
 from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext, repeatable
@@ -131,11 +131,13 @@ def intervals(
     model: Model | None = None,
     method: Method | None = None,
     data_dir: Path | None = None,
+    trust: bool = False,
 ) -> InfluenceIntervals:
     """Measures the influence of a finished run once more, with intervals, and writes it into the run's folder.
 
     Of the run's first seed by default, with ``samples`` of every client or as many as it has. Data, model and method
     are those that the run was started with, if they were objects of Python; ``data_dir`` is for data that was moved.
+    Python files that the folder names are executed only with ``trust``.
 
     Raises:
         UserError: for a method that measures no influence, or a run whose data or models are not there.
@@ -153,7 +155,8 @@ def intervals(
     if seed is not None and seed not in result.config.seeds:
         raise UserError(f"seed {seed} is not part of the run, allowed are {', '.join(map(str, result.config.seeds))}")
     seed = result.config.seeds[0] if seed is None else seed
-    plan = reopen(folder, data, model, method, data_dir).on_features()
+    refuse_links(folder)
+    plan = reopen(folder, data, model, method, data_dir, trust).on_features()
     models = read_models(folder, plan.federation.names, seed)
     found = measure(plan, models, seed, result.last(seed).round, samples, draws, level)
     write_atomically(folder / FILE, to_json(found.to_json()).encode())

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from fedc2i.cli import shared
-from fedc2i.cli.shared import ConfigFile, Json, Set
+from fedc2i.cli.shared import ConfigFile, Json, Set, Trust
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import to_json
 
@@ -34,6 +34,7 @@ def contribution(
         typer.Option(help="The folder of the result; by default the run's, or one under runs/.", show_default=False),
     ] = None,
     config_file: ConfigFile = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Measure who helps whom: train among coalitions of the clients, and compare with training alone.
@@ -43,7 +44,7 @@ def contribution(
     missing. The result is written as contribution.json and contribution.csv, and `fedc2i report RUN` shows it.
     """
     from fedc2i.analysis.contribution.measure import contribution as measure
-    from fedc2i.core.files import locked, writing
+    from fedc2i.core.files import locked, refuse_links, writing
     from fedc2i.report.contribution_report import print_contribution
     from fedc2i.report.work_view import WorkView
     from fedc2i.runs.folder import slug
@@ -52,7 +53,7 @@ def contribution(
         raise UserError(f"runs must be at least 1, got {runs}")
     if Path(source).is_dir():
         folder = _run_of(Path(source))
-        plan = _plan_of_run(folder, settings, set_, config_file)
+        plan = _plan_of_run(folder, settings, set_, config_file, trust)
         folder = out or folder
     else:
         (plan,) = shared.plans_of([source], shared.values_of(settings, set_, config_file), config_file)
@@ -61,6 +62,7 @@ def contribution(
         folder.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     with locked(folder), WorkView(console) as view:
+        refuse_links(folder)
         found = measure(plan, folder, most_runs=runs, on_work=view.update, say=view.say)
     if json:
         print(to_json(found.to_json()), end="")
@@ -82,7 +84,9 @@ def _run_of(folder: Path) -> Path:
     return found[0]
 
 
-def _plan_of_run(folder: Path, settings: dict[str, str], set_: list[str] | None, config_file: Path | None) -> Plan:
+def _plan_of_run(
+    folder: Path, settings: dict[str, str], set_: list[str] | None, config_file: Path | None, trust: bool
+) -> Plan:
     """The run once more, perhaps with other seeds."""
     from dataclasses import replace
 
@@ -94,7 +98,7 @@ def _plan_of_run(folder: Path, settings: dict[str, str], set_: list[str] | None,
         allowed = ", ".join(f"--{name.replace('_', '-')}" for name in OF_A_RUN)
         raise UserError(f"{folder}: a run has its own {one_line(', '.join(others))}; allowed are {allowed}")
     place = settings.get("data_dir")
-    plan = reopen(folder, data_dir=None if place is None else Path(place))
+    plan = reopen(folder, data_dir=None if place is None else Path(place), trust=trust)
     given: dict[str, Any] = {name: settings[name] for name in ("seeds", "metric", "device") if name in settings}
     checked = make(type(plan.method), given)
     return replace(plan, config=replace(plan.config, **{name: getattr(checked, name) for name in given}))

@@ -11,7 +11,7 @@ from fedc2i.cli import site_runs
 from fedc2i.cli.shared import Json, Out, Set, say, setting_flags, short_name, values_of
 from fedc2i.cli.site_runs import MethodName
 from fedc2i.core.errors import UserError
-from fedc2i.core.files import locked, read_json
+from fedc2i.core.files import locked, read_json, refuse_links
 from fedc2i.core.options import names
 from fedc2i.runs.settings import RunSettings
 
@@ -106,13 +106,14 @@ def is_local(folder: Path) -> bool:
         return False
 
 
-def resume_local(folder: Path, json: bool) -> None:
+def resume_local(folder: Path, json: bool, trust: bool = False) -> None:
     """Resumes an interrupted run of `fedc2i flower-local`, and shows it."""
     site_runs.require_flower()
     from fedc2i.deploy.local_federation import clear, read_job
 
     with locked(folder):
-        job = read_job(folder)
+        refuse_links(folder)
+        job = read_job(folder, trust)
         if job.is_finished:
             say(f"{folder} is finished")
             clear(job)

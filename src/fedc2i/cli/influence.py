@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedc2i.cli.shared import DataDir, Json, console_for, runs_below
+from fedc2i.cli.shared import DataDir, Json, Trust, console_for, runs_below
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import to_json
 
@@ -29,6 +29,7 @@ def show(
     draws: Annotated[int, typer.Option(help="Draws of the bootstrap.")] = 200,
     level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     data_dir: DataDir = None,
+    trust: Trust = False,
     json: Json = False,
 ) -> None:
     """Who helps whom after the last round, with intervals from a bootstrap over samples.
@@ -44,7 +45,7 @@ def show(
     names = read_run(folder).federation.names
     if client is not None and client not in names:
         raise UserError(f"no client '{client}', allowed are {one_line(', '.join(names), most=1000)}")
-    found = intervals(folder, seed=seed, samples=samples, draws=draws, level=level, data_dir=data_dir)
+    found = intervals(folder, seed=seed, samples=samples, draws=draws, level=level, data_dir=data_dir, trust=trust)
     if json:
         print(to_json(found.to_json()), end="")
         return

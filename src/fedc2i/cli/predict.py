@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedc2i.core.errors import UserError
+from fedc2i.cli.shared import Trust
+from fedc2i.core.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from fedc2i.engine.records import Point
 
 app = typer.Typer(add_completion=False)
 
@@ -24,6 +28,7 @@ def predict(
         int | None, typer.Option(help="A seed of the run; by default its first.", show_default=False)
     ] = None,
     before: Annotated[bool, typer.Option(help="Use the model before its last local training.")] = False,
+    trust: Trust = False,
 ) -> None:
     """Predict new rows of a table with a client's model.
 
@@ -35,8 +40,10 @@ def predict(
 
     if out is not None and out.exists():
         raise UserError(f"{out}: exists already; choose another --out or remove it")
-    text = compute(run, client, rows, seed=seed, point="received" if before else "trained").to_csv(index=False)
+    point: Point = "received" if before else "trained"
+    text = compute(run, client, rows, seed=seed, point=point, trust=trust).to_csv(index=False)
     if out is None:
-        print(text, end="")
+        for line in text.splitlines():
+            print(printable(line))
     else:
         write_atomically(out, text.encode())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, printable
 from fedc2i.core.files import to_json
 from fedc2i.core.options import Command, flags
 from fedc2i.runs.settings import RunSettings, read_toml
@@ -36,6 +36,7 @@ Track = Annotated[
     typer.Option("--track", help="tensorboard[:DIR], mlflow[:DIR or URI] or wandb[:PROJECT] (offline); repeatable."),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with the same keys.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Execute the Python files that the run folder names.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, everything else on stderr.")]
 
 
@@ -149,7 +150,7 @@ def console_for(least: int = 120) -> Console:
 
 def say(line: str) -> None:
     """One line of a log, on stderr."""
-    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
+    Console(stderr=True).print(printable(line), highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -11,9 +11,10 @@ import importlib.util
 import json
 import math
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +46,8 @@ def write_atomically(path: Path, content: bytes | Iterator[bytes | memoryview], 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            temporary.unlink(missing_ok=True)
+            temporary.touch(exist_ok=False)  # never through a link that somebody has put there
             if isinstance(content, bytes):
                 temporary.write_bytes(content)
             else:
@@ -71,8 +74,34 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def refuse_links(folder: Path) -> None:
+    """Raises a `UserError` if a folder that will be written to has links, pipes or devices in it.
+
+    A folder from a stranger could lead what is written to another place.
+    """
+    with writing(folder):
+        for entry in _entries(folder):
+            if entry.is_symlink():
+                raise UserError(f"{entry.path}: a link, which a run folder has none of; remove it")
+            if not entry.is_file():
+                raise UserError(f"{entry.path}: not a file; remove it")
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Everything below a folder but its folders; links are not followed."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _entries(Path(entry.path))
+            else:
+                yield entry
+
+
+_SPECIAL = re.compile(r"[^\n -~]")  # letters that a terminal may not show
+
+
 def to_json(value: Any) -> str:
-    """Readable JSON; numbers that are not finite become null."""
+    """Readable JSON; numbers that are not finite become null, and a terminal shows all of its letters."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -83,7 +112,8 @@ def to_json(value: Any) -> str:
             return None
         return value
 
-    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return _SPECIAL.sub(lambda found: found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1], text)
 
 
 def read_json(path: Path) -> Any:
@@ -173,6 +203,15 @@ def _lock(descriptor: int) -> None:
 def is_plugin(name: str) -> bool:
     """Whether a name on the command line means a Python file."""
     return ".py:" in name
+
+
+def refuse_code(folder: Path, named: Iterable[object], trust: bool) -> None:
+    """Raises a `UserError` if a run folder names Python files to execute, unless the user trusts it."""
+    for name in () if trust else filter(is_plugin, map(str, named)):
+        raise UserError(
+            f"{folder}: names {one_line(name)}, code that would be executed here; if you trust it, add --trust "
+            "(in Python: trust=True)"
+        )
 
 
 def plugin_file(name: str) -> str:

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -40,6 +40,19 @@ _DAMAGE = (
 )
 
 
+class Declared(NamedTuple):
+    """An array as its header describes it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    is_packed_tight: bool  # it unpacks to far more than it takes in the file
+
+    @property
+    def nbytes(self) -> int:
+        """Of the array in memory."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
 class Archive:
     """The arrays of an open archive, by name without ``.npy``."""
 
@@ -59,14 +72,23 @@ class Archive:
         """The names of all arrays."""
         return tuple(self._members)
 
+    def declared(self, name: str) -> Declared:
+        """What an array's header says; nothing is unpacked."""
+        self._require(name)
+        member = self._members[name]
+        with self._file.open(member) as stream:
+            shape, _, dtype = _header(f"{self._path}, {one_line(name)}", stream)
+        return Declared(shape, dtype, member.file_size > max(RATIO_FREE_BYTES, MAX_RATIO * member.compress_size))
+
+    def _require(self, name: str) -> None:
+        if name not in self._members:
+            raise UserError(f"{self._path}: no array '{name}', there are {one_line(', '.join(self.names)) or 'none'}")
+
     def read(self, names: Iterable[str], copies: int = 1) -> dict[str, Array]:
         """The arrays of these names, which will be in memory ``copies`` times at once."""
         wanted = list(names)
         for name in wanted:
-            if name not in self._members:
-                raise UserError(
-                    f"{self._path}: no array '{name}', there are {one_line(', '.join(self.names)) or 'none'}"
-                )
+            self._require(name)
         declared = sum(self._declared(name) for name in wanted)
         memory.require(self._path, declared, copies=copies)
         return {name: self._read(name) for name in wanted}

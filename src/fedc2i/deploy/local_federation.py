@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.files import refuse_code
 from fedc2i.deploy import coordinator_folder, job, keys
 from fedc2i.deploy.approval import CodeStore
 from fedc2i.deploy.child_process import free_port
@@ -56,17 +57,23 @@ def set_up(
     return made
 
 
-def read_job(out: Path) -> Job:
-    """The job that was set up in a run folder, which may have been moved."""
+def read_job(out: Path, trust: bool = False) -> Job:
+    """The job that was set up in a run folder, which may have been moved.
+
+    Raises a `UserError` if it names Python files to execute, unless the user trusts it.
+    """
     path = out / job.FILE
     try:
         found = replace(Job.read(path), out=out.absolute())
+        named = [found.method, found.settings.get("model")]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)}); run again with another --out") from None
     if not found.is_finished and not (found.out / found.local / SITES).is_dir():
         raise UserError(
             f"{found.out / found.local}: the sites' folders and models are missing; run again with another --out"
         )
+    if not found.is_finished:
+        refuse_code(out, named, trust)
     found.refuse_changed_files()
     return found
 

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, printable
 from fedc2i.core.files import to_json, write_atomically
 from fedc2i.engine.records import MOST_NAMED, POINTS, Point
 from fedc2i.report.published import MISPRINTS, PUBLISHED
@@ -322,14 +322,16 @@ def influence_table(result: Result, width: int) -> RichTable | Text | None:
     mean = np.mean([vector[-1] for vector in vectors], axis=0)
     names = result.federation.names
     if max(map(len, names)) + sum(max(len(name), 5) + 3 for name in names) + 4 > width:
-        return Text(f"Who helps whom: {result.label}, {len(names)} clients, see influence.png in the run folder\n")
-    title = f"Who helps whom: {result.label}, influence vector λ after the last round (row: who is helped)"
+        return Text(
+            f"Who helps whom: {printable(result.label)}, {len(names)} clients, see influence.png in the run folder\n"
+        )
+    title = f"Who helps whom: {printable(result.label)}, influence vector λ after the last round (row: who is helped)"
     table = RichTable(title=Text(title, "table.title"), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("")
     for name in names:
-        table.add_column(Text(name), justify="right")
+        table.add_column(Text(printable(name)), justify="right")
     for m, name in enumerate(names):
-        table.add_row(Text(name), *(_shaded(value, 1 / len(names)) for value in mean[m]))
+        table.add_row(Text(printable(name)), *(_shaded(value, 1 / len(names)) for value in mean[m]))
     return table
 
 

@@ -14,10 +14,10 @@ from fedc2i.core.files import locked, writing
 from fedc2i.runs import writer
 from fedc2i.runs.driver import advance, latest, test_predictions
 from fedc2i.runs.fingerprint import Fingerprint, cache_key
-from fedc2i.runs.finished_run import read_rounds
 from fedc2i.runs.folder import SUMMARY, RunFolder, slug
 from fedc2i.runs.plan import Observer, Plan, sayer
 from fedc2i.runs.results import Result
+from fedc2i.runs.stored_rounds import Extent, read_rounds
 
 
 class RunCache:
@@ -45,8 +45,9 @@ class RunCache:
         if missing:
             self._run(_with_seeds(plan, missing), observer)
         result = plan.empty_result()
+        extent = Extent(plan.federation.names, len(plan.federation.classes), plan.config.rounds)
         for seed in plan.config.seeds:
-            result.rounds += read_rounds(self.folder(plan, seed), plan.federation.names, seed)
+            result.rounds += read_rounds(self.folder(plan, seed), extent, [seed])[seed]
         return result
 
     def _run(self, plan: Plan, observer: Observer | None) -> None:

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedc2i.core.errors import UserError, flaw, one_line
-from fedc2i.core.files import is_plugin
+from fedc2i.core.files import is_plugin, refuse_code
 from fedc2i.core.options import names
 from fedc2i.core.params import Params, Stacked
 from fedc2i.data import npz
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.data.remote import PIXEL, RemoteFederation, blank_clients
-from fedc2i.engine.records import LARGE, POINTS, Point, Predictions, Round
+from fedc2i.engine.records import POINTS, Point, Predictions
 from fedc2i.methods.base import Method, find_method
 from fedc2i.models.model import Model
 from fedc2i.runs.folder import PREDICTIONS, SUMMARY
 from fedc2i.runs.plan import Plan, parse_method, prepare
 from fedc2i.runs.results import Result
 from fedc2i.runs.settings import RunSettings, make, read_toml
+from fedc2i.runs.stored_rounds import DAMAGED, MOST_ROUNDS, Extent, read_rounds, read_summary, text_of, texts_of
 
-MOST_BYTES = 2**28  # of summary.json and of a line of metrics.jsonl; ten thousand clients need some ten million
-MOST_ROUNDS = 10**7
-_DAMAGED = (
-    *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError),
-    ArithmeticError,  # of JSON's Infinity
-)
+MOST_PREDICTIONS = 2**25  # probabilities in a run folder; an earlier version wrote twice as many as `driver` does
 
 
 def read_run(folder: Path | str) -> Result:
@@ -47,24 +41,24 @@ def read_run(folder: Path | str) -> Result:
     if not path.is_file():
         raise UserError(f"{folder}: not the folder of a finished run; it has no summary.json")
     try:
-        summary = _read_summary(folder)
+        summary = read_summary(folder)
         values = read_toml(folder / "config.toml")
         kind, name = _method(str(values["method"]), values.get("options", {}), summary)
         config = make(kind, {**values, "method": name})
         sample = InputSpec.from_json(summary["input"]) if "input" in summary else PIXEL  # an earlier version wrote none
         federation = RemoteFederation(
-            _text(summary["data"]),
-            blank_clients(_texts(summary["clients"]), sample),
-            _texts(summary["classes"]),
-            _texts(summary["notes"]),
-            averages={name: _texts(own) for name, own in summary.get("averages", {}).items()},
+            text_of(summary["data"]),
+            blank_clients(texts_of(summary["clients"]), sample),
+            texts_of(summary["classes"]),
+            texts_of(summary["notes"]),
+            averages={name: texts_of(own) for name, own in summary.get("averages", {}).items()},
             sizes={name: dict(own) for name, own in summary["samples"].items()},
             digests=dict(summary["data_checksums"]),
         )
         method = kind(**config.options)
         config = replace(config, options=asdict(method))  # a file has no word for none
-        title, key = _text(summary["title"]), _text(summary.get("key", kind.name))
-        model = _text(summary.get("model", ""))
+        title, key = text_of(summary["title"]), text_of(summary.get("key", kind.name))
+        model = text_of(summary.get("model", ""))
         result = Result(method, config, federation, title, key, written=summary, model_name=model)
         for name, share in summary.get("majority", {}).items():
             if name not in federation.names or not 0 <= float(share) <= 100:
@@ -76,48 +70,14 @@ def read_run(folder: Path | str) -> Result:
             result.asked[seed] = {**result.asked.get(seed, {}), number: times}
         if not all(set(members) <= set(federation.names) for members in federation.averages.values()):
             raise ValueError("averages over clients that are not there")
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise UserError(f"{path}: cannot be read ({flaw(error)})") from None
-    for seed in config.seeds:
-        result.rounds += read_rounds(folder, federation.names, seed, complete=False)
+    extent = Extent(federation.names, len(federation.classes), config.rounds)
+    for own in read_rounds(folder, extent, config.seeds, complete=False).values():
+        result.rounds += own
     if (folder / PREDICTIONS).is_file():
         result.predictions = _read_predictions(folder / PREDICTIONS, result)
     return result
-
-
-def read_rounds(folder: Path, clients: tuple[str, ...], seed: int, complete: bool = True) -> list[Round]:
-    """A seed's rounds from its run folder; times and bytes are means over the run.
-
-    With ``complete`` every client must have answered in the last round, as in a simulation.
-
-    Raises:
-        UserError: if a file is missing or damaged.
-    """
-    try:
-        summary = _read_summary(folder)
-        metrics = _read_metrics(folder / "metrics.jsonl", clients, seed)
-        influence = _read_influence(folder / "influence.npz", seed)
-        refused = _read_refused(summary["refused"], clients, seed)
-        last = summary["rounds"] if complete else max(metrics)
-        if complete and not all("accuracy" in own for point in POINTS for own in metrics[last][point]):
-            raise ValueError("metrics.jsonl lacks clients of the last round")
-        if any(len(array) < (1 if array[:1].nbytes > LARGE else last) for array in influence.values()):
-            raise ValueError("influence.npz lacks rounds")
-        means = {
-            "seconds": float(summary["seconds_per_round"]),
-            "bytes_up": int(summary["bytes_up_per_client_round"]),
-            "bytes_down": int(summary["bytes_down_per_client_round"]),
-        }
-        rounds = []
-        for number in range(1, last + 1):
-            # Of a diagnostic too large to keep of every round, only the last rounds are there.
-            later = {name: number - 1 - max(0, last - len(array)) for name, array in influence.items()}
-            measured = {name: influence[name][k] for name, k in later.items() if k >= 0}
-            own = {"participants": (), "refused": (), **refused.get(number, {}), **means}
-            rounds.append(Round(seed, number, metrics=metrics.get(number, {}), influence=measured, **own))
-        return rounds
-    except (*_DAMAGED, UserError) as error:
-        raise UserError(f"{folder}: not a complete run ({flaw(error)}); remove it and run again") from None
 
 
 def read_model(folder: Path | str, client: str, seed: int = 0, point: Point = "trained") -> Params:
@@ -168,19 +128,22 @@ def reopen(
     model: Model | None = None,
     method: Method | None = None,
     data_dir: Path | None = None,
+    trust: bool = False,
 ) -> Plan:
     """The plan of a finished run, on the data it was run on.
 
     Data, model and method are those that the run was started with, if they were objects of Python; ``data_dir`` is
-    where the data lies now, if it was moved.
+    where the data lies now, if it was moved. Python files that the folder names are executed only with ``trust``.
 
     Raises:
-        UserError: if it is not the folder of a finished run, or the data is not what it was.
+        UserError: if it is not the folder of a finished run, the data is not what it was, or it names code.
     """
     folder = Path(folder)
     was = read_run(folder).written["data_checksums"]
     settings = read_toml(folder / "config.toml")
     wanted = method or str(settings["method"])
+    named = {"method": method, "model": model}
+    refuse_code(folder, [settings.get(name) for name, given in named.items() if given is None], trust)
     if isinstance(wanted, str) and not is_plugin(wanted) and find_method(wanted) is None:
         raise UserError(f"{folder}: its method '{wanted}' was an object of Python; give it there as method=...")
     ignored = {"method", "engine", *names(RunSettings, engine="flower")}  # it is computed in this process
@@ -198,52 +161,6 @@ def reopen(
     return plan
 
 
-def _read_metrics(path: Path, names: tuple[str, ...], seed: int) -> dict[int, dict[Point, list[dict[str, float]]]]:
-    rounds: dict[int, dict[Point, list[dict[str, float]]]] = {}
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(iter(lambda: lines.readline(MOST_BYTES), ""), 1):
-            try:
-                entry = json.loads(line)
-                if entry["seed"] != seed:
-                    continue
-                if type(entry["round"]) is not int or not 1 <= entry["round"] <= MOST_ROUNDS:
-                    raise ValueError(f"a round {one_line(entry['round'])}")
-                if entry["client"] not in names or entry["point"] not in POINTS:
-                    raise ValueError(f"no client or point '{one_line(entry['client'])}', '{one_line(entry['point'])}'")
-                points = rounds.setdefault(entry["round"], {point: [{} for _ in names] for point in POINTS})
-                value = np.nan if entry["value"] is None else float(entry["value"])  # null: it was not finite
-                points[entry["point"]][names.index(entry["client"])][_text(entry["metric"])] = value
-            except _DAMAGED as error:
-                raise ValueError(f"{path.name}, line {number}: {flaw(error)}") from None
-    return rounds
-
-
-def _read_refused(entries: Any, names: tuple[str, ...], seed: int) -> dict[int, dict[str, Any]]:
-    """By round: whose uploads were rejected, what was wrong, and who took part if nobody else did.
-
-    An earlier version wrote neither how many took part nor reasons.
-    """
-    found = {}
-    for entry in entries:
-        clients = _texts(entry["clients"])
-        why = {_text(name): _text(reason) for name, reason in dict(entry.get("why", {})).items()}
-        if not {*clients, *why} <= set(names):
-            raise ValueError("uploads of clients that are not there")
-        if entry["seed"] == seed:
-            all_of_them = clients if entry.get("of") == len(clients) else ()
-            found[int(entry["round"])] = {"refused": clients, "participants": all_of_them, "why": why}
-    return found
-
-
-def _read_influence(path: Path, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    if not path.is_file():
-        return {}
-    with npz.opened(path, ratio=None) as archive:
-        prefix = f"seed{seed}_"
-        own = [name for name in archive.names if name.startswith(prefix)]
-        return {name.removeprefix(prefix): array for name, array in archive.read(own).items()}
-
-
 def _read_predictions(path: Path, result: Result) -> Predictions:
     """Every seed's at both points, checked.
 
@@ -254,6 +171,13 @@ def _read_predictions(path: Path, result: Result) -> Predictions:
     classes = len(result.federation.classes)
     try:
         with npz.opened(path, ratio=None) as archive:
+            count = archive.declared("labels").shape
+            if archive.declared("samples").shape != (len(result.federation.names),) or len(count) != 1:
+                raise ValueError("labels of other clients")
+            if len(keys) * count[0] * classes > MOST_PREDICTIONS:
+                raise ValueError(f"{count[0]:,} samples, which are more than a run writes down")
+            if any(archive.declared(name).shape != (*count, classes) for name in keys.values()):
+                raise ValueError("probabilities of other samples or classes")
             arrays = archive.read(["labels", "samples", *keys.values()])
         labels, samples = arrays["labels"], tuple(int(size) for size in arrays["samples"])
         sized = len(samples) == len(result.federation.names) and min(samples) > 0 and sum(samples) == len(labels)
@@ -265,19 +189,8 @@ def _read_predictions(path: Path, result: Result) -> Predictions:
         if not all(own.shape == (len(labels), classes) and own.dtype.kind == "f" for own in logs.values()):
             raise ValueError("probabilities of other samples or classes")
         return Predictions(labels, samples, logs)
-    except (*_DAMAGED, UserError) as error:
+    except (*DAMAGED, UserError) as error:
         raise UserError(f"{path}: cannot be read ({flaw(error)}); without this file, the run can be") from None
-
-
-def _read_summary(folder: Path) -> dict[str, Any]:
-    with (folder / SUMMARY).open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"summary.json has more than {MOST_BYTES:,} bytes")
-    summary = json.loads(content.decode("utf-8"))
-    if not isinstance(summary, dict):
-        raise ValueError("summary.json is not a table")
-    return summary
 
 
 def _method(wanted: str, options: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[type[Method], str]:
@@ -291,20 +204,8 @@ def _method(wanted: str, options: Mapping[str, Any], summary: Mapping[str, Any])
     shared = {own.name for own in fields(Method)}
     own = [(name, type(value), field(default=value)) for name, value in options.items() if name not in shared]
     kind: type[Method] = make_dataclass("Stored", own, bases=(Method,), frozen=True)
-    title, headline = _text(summary["title"]), summary["headline"]
+    title, headline = text_of(summary["title"]), summary["headline"]
     if headline not in POINTS:
         raise ValueError(f"headline is {one_line(headline)}")
-    kind.name, kind.title, kind.headline = _text(summary.get("key", title)), title, headline
+    kind.name, kind.title, kind.headline = text_of(summary.get("key", title)), title, headline
     return kind, wanted
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"text is expected, got {one_line(value)}")
-    return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise ValueError(f"a list of texts is expected, got {one_line(value)}")
-    return tuple(map(_text, value))

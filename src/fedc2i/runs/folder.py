@@ -31,20 +31,24 @@ from collections.abc import Sequence
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.torch import save
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import sync, to_json, write_atomically, writing
-from fedc2i.engine.records import POINTS, Round
+from fedc2i.engine.records import LARGE, POINTS, Round
 from fedc2i.runs.results import Result, summary
 from fedc2i.runs.settings import RunSettings
+
+if TYPE_CHECKING:
+    from fedc2i.data import npz
 
 SUMMARY = "summary.json"
 PREDICTIONS = "predictions.npz"
 MOST_LETTERS = 100  # of a folder's name that is made from a data set's path
+MOST_PLAIN = 2**26  # bytes of a report without its arrays
 _PLAIN = ("seed", "round", "seconds", "participants", "metrics", "refused", "bytes_up", "bytes_down", "why")
 _DIGITS = 32  # of a course's digest
 _MARK = re.compile(r"asked[0-9]{6}-[0-9a-f]{0,32}")
@@ -180,14 +184,36 @@ def read_report(path: Path) -> Round:
 
     try:
         with npz.opened(path, ratio=None) as archive:
+            if archive.declared("plain").nbytes > MOST_PLAIN:
+                raise ValueError("a report without its arrays is far smaller")
             plain = json.loads(archive.read(["plain"])["plain"].tobytes())
             plain |= {name: tuple(plain[name]) for name in ("participants", "refused")}
             plain["why"] = dict(plain.get("why", {}))  # an earlier version wrote none
             names = {name: f"influence/{name}" for name in plain["influence"]}
+            clients = max(map(len, plain["metrics"].values()), default=0)
+            for where in names.values():
+                check_diagnostics(archive.declared(where), clients)
             arrays = archive.read(names.values())
         return Round(**plain | {"influence": {name: arrays[where] for name, where in names.items()}})
     except (ValueError, KeyError, TypeError, RecursionError, UserError) as error:
         raise UserError(f"{path}: not a round's report ({one_line(error)})") from None
+
+
+def check_diagnostics(array: npz.Declared, clients: int, classes: int = 1, rounds: int | None = None) -> None:
+    """Raises a `ValueError` if an array cannot be a diagnostic of so many clients.
+
+    ``rounds`` is how many the run may have, if the first axis is over rounds; ``clients`` is 0 if it is not known. A
+    user's own method may measure anything, so the other axes are free: up to 16 MB, up to a value for each pair of
+    clients and class, or as far as the array does not unpack to far more than the file has.
+    """
+    shape = array.shape if rounds is None else array.shape[1:]
+    count = 1 if rounds is None else (array.shape or (0,))[0]
+    if (rounds is not None and count > rounds) or (clients and shape[:1] != (clients,)):
+        raise ValueError(f"diagnostics of shape {array.shape}, in a run of {clients} clients")
+    is_kept = count <= 1 or array.nbytes <= count * LARGE  # a larger one is kept of the last round only
+    usual = max(LARGE, 8 * count * clients * clients * classes)
+    if not is_kept or (array.nbytes > usual and array.is_packed_tight):
+        raise ValueError(f"diagnostics of shape {array.shape}, {array.nbytes:,} bytes")
 
 
 def ask(folder: Path, round: int, course: str) -> bool:

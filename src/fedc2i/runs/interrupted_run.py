@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedc2i.core.errors import UserError, one_line
-from fedc2i.core.files import locked, read_json, to_json, write_atomically, writing
+from fedc2i.core.files import locked, read_json, refuse_code, refuse_links, to_json, write_atomically, writing
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
@@ -37,6 +37,7 @@ class Resumption:
         model: the `Model`, if there was one.
         methods: those that were objects of Python.
         device: another device than the run was started on, if one is asked for.
+        trust: whether Python files that a folder names may be executed.
     """
 
     observer: Observer | None
@@ -45,6 +46,7 @@ class Resumption:
     model: Model | None = None
     methods: Sequence[Method] = ()
     device: str | None = None
+    trust: bool = False
 
     def resume(self, folder: Path) -> Result:
         """Resumes a run, or reads it if it is finished."""
@@ -59,6 +61,7 @@ class Resumption:
         if len(self.methods) > 1:
             raise UserError(f"{folder}: one run has one method, got {len(self.methods)}")
         with locked(folder):
+            refuse_links(folder)
             if (folder / SUMMARY).is_file():
                 writer.remove(folder)
                 return read_run(folder)
@@ -83,6 +86,8 @@ class Resumption:
         """The rest of a run whose folder is locked."""
         _require_engine(folder, str(settings.get("engine", "inprocess")))
         method = next(iter(self.methods), None)
+        named = {"method": method, "model": self.model}
+        refuse_code(folder, [settings.get(name) for name, own in named.items() if own is None], self.trust)
         given = {"data": self.data, "model": self.model, "method": method}
         for name in () if was is None else was.given:
             if given[name] is None:
@@ -121,6 +126,7 @@ def resume(folder: Path, how: Resumption, finish: Callable[[Sequence[Result], Pa
     if not is_comparison(folder):
         return how.resume(folder)
     with locked(folder):
+        refuse_links(folder)
         results = how.resume_all(folder)
         if not (folder / COMPARED).is_file():
             finish(results, folder)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedc2i.core.errors import UserError, nearest, one_line
-from fedc2i.core.files import read_json
+from fedc2i.core.files import read_json, refuse_code
 from fedc2i.data.federation import InputSpec
 from fedc2i.data.schema import Encoder
 from fedc2i.data.table import ENCODING, read
@@ -29,6 +29,7 @@ def predict(
     *,
     seed: int | None = None,
     point: Point = "trained",
+    trust: bool = False,
 ) -> pandas.DataFrame:
     """A client's predictions for new rows.
 
@@ -37,6 +38,7 @@ def predict(
         client: whose model and encoding are used.
         rows: a CSV or Parquet file, or a DataFrame, with the columns of the table that are inputs; others are ignored.
         seed: of the run; its first by default.
+        trust: execute the Python files (``FILE.py:NAME``) that the folder names as its method or model.
         point: the model before (``received``) or after (``trained``) the last local training.
 
     Returns:
@@ -59,6 +61,7 @@ def predict(
     table = read(Path(rows)) if isinstance(rows, str | Path) else rows
     x = torch.from_numpy(encoder.encode(str(rows) if isinstance(rows, str | Path) else "rows", table))
     settings = read_toml(folder / "config.toml")
+    refuse_code(folder, [settings.get(name) for name in ("method", "model")], trust)
     classes = tuple(map(str, summary["classes"]))
     kind, name, _ = parse_method(str(settings["method"]))
     config = make(kind, {**settings, "method": name})
