@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 import threading
@@ -15,32 +16,35 @@ from typing import Any
 
 import fedc2i
 
+HEAVY = ("torch", "sklearn.model_selection", "matplotlib.figure", "safetensors.torch", "rich.console")
 SOURCE = str(Path(fedc2i.__file__).parent)
 
 
 def touched(arguments: list[str]) -> tuple[set[str], set[str]]:
     """The modules that ``fedc2i ARGUMENTS`` imports, and those of them that run a function; packages not counted."""
+    for package in HEAVY:  # their own imports are not traced, which would take most of the time
+        importlib.import_module(package)
     files: set[str] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         is_function = code.co_flags & inspect.CO_OPTIMIZED and code.co_name[0] != "<"  # no class body, no module
-        if event == "call" and is_function and code.co_filename.startswith(SOURCE):
+        if is_function and code.co_filename.startswith(SOURCE):
             files.add(code.co_filename)
 
     from fedc2i.cli.main import main
 
     sys.argv = ["fedc2i", *arguments]
-    threading.setprofile(note)
-    sys.setprofile(note)
+    threading.settrace(note)
+    sys.settrace(note)
     try:
         main()
     except SystemExit as end:
         if end.code:
             raise
     finally:
-        sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]
     modules = {
         name: str(module.__file__)
         for name, module in sys.modules.items()

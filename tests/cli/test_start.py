@@ -59,11 +59,13 @@ def test_light_command_starts_without_heavy_packages(arguments: tuple[str, ...])
 
 
 def test_public_names_are_quick_to_import_and_load_nothing_optional() -> None:
-    commands = [[sys.executable, "-c", MEASURE_IMPORT]] * 3
-    found = [json.loads(subprocess.run(one, capture_output=True, check=True).stdout) for one in commands]
-    assert not {"matplotlib.pyplot", "flwr", "h5py", "pandas", "opacus"} & {*found[0]["modules"]}
-    assert min(one["imported"] for one in found) < IMPORT_SECONDS
-    assert min(one["named"] for one in found) < NAMES_SECONDS
+    def is_quick() -> bool:
+        done = subprocess.run([sys.executable, "-c", MEASURE_IMPORT], capture_output=True, check=True)
+        found = json.loads(done.stdout)
+        assert not {"matplotlib.pyplot", "flwr", "h5py", "pandas", "opacus"} & {*found["modules"]}
+        return bool(found["imported"] < IMPORT_SECONDS and found["named"] < NAMES_SECONDS)
+
+    assert any(is_quick() for _ in range(TRIES))
 
 
 def test_public_names_are_those_listed() -> None:
@@ -87,10 +89,10 @@ def test_completion_names_commands_and_options() -> None:
         assert {*done.stdout.split()} >= expected
 
 
-@pytest.mark.parametrize("data", ["heart", "digits"])
+@pytest.mark.parametrize("data", ["heart", pytest.param("digits:scans,ink", marks=pytest.mark.slow)])
 def test_a_run_touches_few_modules(data: str, tmp_path: Path) -> None:
     script = Path(__file__).parents[1] / "count_modules.py"
-    command = [sys.executable, str(script), "run", "fedc2i", "--data", data, "--rounds", "1"]
+    command = [sys.executable, str(script), "run", "fedc2i", "--data", data, "--rounds", "1", "--set", "steps=1"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     counts = re.search(r"^(\d+) modules imported, (\d+) with a function that ran$", done.stdout, re.MULTILINE)
     assert counts

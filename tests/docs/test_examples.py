@@ -24,9 +24,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
 
 
-def start(tmp_path: Path, script: str) -> str:
-    """What an example prints, run in an empty folder with two rounds."""
-    command = [sys.executable, str(EXAMPLES / script), "--rounds", "2"]
+def start(tmp_path: Path, script: str, before: str = SMALL, rounds: int = 2) -> str:
+    """What an example prints, run in an empty folder on a tenth of the digits."""
+    code = f"{before}\nimport runpy\nrunpy.run_path({str(EXAMPLES / script)!r}, run_name='__main__')"
+    command = [sys.executable, "-c", code, "--rounds", str(rounds)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=QUIET)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -34,7 +35,7 @@ def start(tmp_path: Path, script: str) -> str:
 
 
 def test_own_data(tmp_path: Path) -> None:
-    printed = start(tmp_path, "own_data.py")
+    printed = start(tmp_path, "own_data.py", before="", rounds=1)
     assert "clinics: 3 clients, 10 classes, images 16x16" in printed
     assert re.search(r"<Result of FedC²I on clinics, seeds \[0\]: accuracy \d+\.\d+ before local training, \d", printed)
     assert "from files: 3 clients, {'dark': {'train': 300, 'validation': 0, 'test': 200}" in printed

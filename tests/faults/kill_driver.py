@@ -1,7 +1,7 @@
 """Kills runs at many moments and goes on with each: one process that imports everything once and forks for every run.
 
-``python kill_driver.py FOLDER COUNT SEED`` prints one JSON line for each kill: where it was, how often the run was cut
-off in all, and what is not as in an uninterrupted run (nothing).
+``python kill_driver.py FOLDER COUNT SEED AGAIN`` prints one JSON line for each kill: where it was, how often the run
+was cut off in all, and what is not as in an uninterrupted run (nothing). AGAIN: the chance to kill a resumed run.
 """
 
 from __future__ import annotations
@@ -226,6 +226,7 @@ def draw(result: Any, folder: Path) -> None:
 
 def main() -> None:
     folder, wanted, dice = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
+    again = float(sys.argv[4])
     figures.draw_run = draw
     counts, seconds = count(folder / "counted")
     whole = content(folder / "timed")
@@ -237,8 +238,7 @@ def main() -> None:
     for number, k in enumerate(cases if wanted > len(MOMENTS) else dice.sample(cases, wanted)):
         own, cuts, where = folder / f"case{number}", 0, []
         while True:
-            again = cuts and dice.random() < 0.6  # it is not cut off any more
-            if again:
+            if cuts and dice.random() >= again:  # it is not cut off any more
                 assert in_child(lambda own=own: go_on(own)) == 0
                 break
             work = begin if cuts == 0 else go_on

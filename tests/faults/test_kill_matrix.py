@@ -18,13 +18,13 @@ import pytest
 
 DRIVER = Path(__file__).with_name("kill_driver.py")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-MOMENTS, BY_CLOCK = 35, 6
+MOMENTS, BY_CLOCK = 35, 2
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="SIGKILL and fork are of POSIX")
 
 
-def drive(folder: Path, kills: int, seed: int) -> list[dict[str, Any]]:
-    command = [sys.executable, str(DRIVER), str(folder), str(kills), str(seed)]
+def drive(folder: Path, kills: int, seed: int, again: float) -> list[dict[str, Any]]:
+    command = [sys.executable, str(DRIVER), str(folder), str(kills), str(seed), str(again)]
     done = subprocess.run(command, capture_output=True, text=True, env=ONE_THREAD, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -39,7 +39,7 @@ def assert_all_equal(cases: Sequence[dict[str, Any]], moments: int) -> None:
 
 
 def test_killed_in_every_phase_of_a_round(tmp_path: Path) -> None:
-    cases = drive(tmp_path, MOMENTS + BY_CLOCK, seed=0)
+    cases = drive(tmp_path, MOMENTS + BY_CLOCK, seed=0, again=0.2)
     assert len(cases) == MOMENTS + BY_CLOCK
     assert_all_equal(cases, MOMENTS)
 
@@ -47,7 +47,7 @@ def test_killed_in_every_phase_of_a_round(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_killed_at_other_moments(tmp_path: Path, seed: int) -> None:
-    assert_all_equal(drive(tmp_path, MOMENTS + 40, seed), MOMENTS)
+    assert_all_equal(drive(tmp_path, MOMENTS + 40, seed, again=0.4), MOMENTS)
 
 
 # The real commands, killed by the clock.

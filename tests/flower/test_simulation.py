@@ -15,11 +15,11 @@ from fedc2i.data.federation import Federation
 from fedc2i.models.model import Model
 
 OWN = """
-import fedc2i
 from dataclasses import dataclass
+from fedc2i.methods.fedc2i import FedC2I
 
 @dataclass(frozen=True)
-class Own(fedc2i.Method):
+class Own(FedC2I):
     name, title = "own", "Own"
 """
 
@@ -27,17 +27,16 @@ class Own(fedc2i.Method):
 def test_every_client_as_a_site_on_ray(
     model: Model, make_federation: Callable[..., Federation], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Two seeds of FedC2I, and a method of a file that Ray's processes cannot import."""
+    """Two seeds of FedC²I as a method of a file that Ray's processes cannot import."""
     (tmp_path / "own.py").write_text(OWN)
-    federation = make_federation()
-    for method in ("fedc2i", f"{tmp_path}/own.py:Own"):
-        seeds = (0, 3) if method == "fedc2i" else (1,)
-        settings = {"model": model, "rounds": 2, "seeds": seeds, "batch_size": 5}
-        there = fedc2i.run(method, federation, engine="flower-sim", **settings)
-        here = fedc2i.run(method, federation, executor="looped", **settings)
-        for point in ("received", "trained"):
-            assert (there.accuracy(point) == here.accuracy(point)).all()
-        assert there.influence().tolist() == here.influence().tolist()
+    settings = {"model": model, "rounds": 2, "seeds": (0, 3), "batch_size": 5}
+    there, here = (
+        fedc2i.run(f"{tmp_path}/own.py:Own", make_federation(), **settings, **how)
+        for how in ({"engine": "flower-sim"}, {"executor": "looped"})
+    )
+    for point in ("received", "trained"):
+        assert (there.accuracy(point) == here.accuracy(point)).all()
+    assert there.influence().tolist() == here.influence().tolist()
     assert "Traceback" not in capfd.readouterr().err
 
 
