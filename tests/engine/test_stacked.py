@@ -30,10 +30,11 @@ from fedc2i.methods.messages import Download, Uploads
 from fedc2i.models.model import Model, split
 from fedc2i.models.networks import build, max_pool
 from fedc2i.training.local import Batch
-from support.method_checks import OF_THEIR_OWN, in_double
+from support.method_checks import OF_THEIR_OWN, each_kind, in_double
 from support.simulation import Run, assert_close_run, simulated
 
 EVERY_METHOD = sorted(Method.registry)
+FEWER = [(own, own.values[0]) for own in each_kind([name for name in EVERY_METHOD if name != "pooled"])]
 SIZES = (12, 20, 7, 9)
 TRAINING = TrainingSettings(batch_size=5, lr=0.01)
 SMOOTH = TrainingSettings(batch_size=5, optimizer="sgd", lr=0.05, momentum=0.5)
@@ -75,8 +76,7 @@ def run(method: Method, model: Model, federation: Federation, executor: str = "s
     ("name", "participation"),
     [
         *((name, "100%") for name in EVERY_METHOD),
-        *((name, "50%") for name in OF_THEIR_OWN if name != "pooled"),
-        *(pytest.param(name, "50%", marks=pytest.mark.slow) for name in EVERY_METHOD if name not in OF_THEIR_OWN),
+        *(pytest.param(name, "50%", marks=own.marks) for own, name in FEWER),
     ],
 )
 def test_as_one_after_the_other(
@@ -84,7 +84,7 @@ def test_as_one_after_the_other(
 ) -> None:
     """A convolutional model, clients of unequal sizes, one without a class, validation data, Adam."""
     federation, method = make_federation(sizes=SIZES, validation=3), Method.registry[name]()
-    both = partial(run, method, convolutional, federation, clients_per_round=participation)
+    both = partial(run, method, convolutional, federation, rounds=2, clients_per_round=participation)
     stacked = both("stacked")
     assert_close_run(stacked, both("looped"), rtol=1e-5)
     assert "validation_accuracy" in stacked[1][-1].metrics["trained"][0]
@@ -102,13 +102,13 @@ def test_lenet_in_single_precision(name: str, method: Method, make_federation: C
             assert distance <= 1e-4 * tensor.double().norm() + 1e-6, f"{key}: {distance}"
 
 
-@pytest.mark.parametrize("name", OF_THEIR_OWN)
+@pytest.mark.parametrize("name", each_kind(OF_THEIR_OWN))
 def test_in_parts_as_all_at_once(name: str, normed: Model, make_federation: Callable[..., Federation]) -> None:
     """Two seeds of four clients: three and one, and for some methods single clients; pairs are below."""
     federation = make_federation(sizes=SIZES, validation=2)
     both = partial(run, Method.registry[name](), normed, federation, seeds=(0, 5), rounds=2)
     together = both(clients_at_once=0)
-    for at_once in (1, 3) if name in ("fedc2i", "ditto", "fedrod", "fedproto") else (3,):
+    for at_once in (1, 3) if name in ("fedc2i", "ditto", "fedproto") else (3,):
         assert_close_run(both(clients_at_once=at_once), together, rtol=1e-6)
 
 

@@ -37,7 +37,7 @@ from fedc2i.models.model import Model
 from fedc2i.runs.settings import read_toml
 from oracles import assert_same_model
 from support.helpers import QUICK, call, write_arrays
-from support.method_checks import OF_THEIR_OWN, in_double
+from support.method_checks import OF_THEIR_OWN, each_kind, in_double
 from support.simulation import Run, assert_close_run, assert_same_run, simulated
 
 TRAINING = TrainingSettings(epochs=1, batch_size=5, lr=0.01)
@@ -353,7 +353,7 @@ def poisoned(federation: Federation, client: int) -> Federation:
     return replace(federation, clients=tuple(clients))
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
 def test_other_data_reaches_no_further_than_its_neighbours(
     name: str, normed: Model, make_federation: Callable[..., Federation], tap: Callable[[], Tap]
 ) -> None:
@@ -378,7 +378,7 @@ def test_other_data_reaches_no_further_than_its_neighbours(
 
 
 @pytest.mark.parametrize("poison", ["huge", "nan"])
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
 def test_a_broken_upload_reaches_no_further_than_its_neighbours(
     name: str, poison: str, normed: Model, make_federation: Callable[..., Federation], tap: Callable[[], Tap]
 ) -> None:
@@ -401,7 +401,7 @@ def test_a_broken_upload_reaches_no_further_than_its_neighbours(
         assert report.refused == (("c",) if poison == "nan" else ())
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
 def test_nothing_gets_through_when_clients_are_stacked(
     name: str, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:
@@ -448,7 +448,7 @@ def test_two_groups_are_two_federations(
 
 
 @pytest.mark.parametrize("participation", ["100%", pytest.param("40%", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
 def test_all_neighbours_are_no_topology(
     name: str, participation: str, normed: Model, make_federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
@@ -469,7 +469,7 @@ def test_full_is_one_turn_a_seed(
 @pytest.mark.parametrize(
     ("topology", "participation"), [("ring", "100%"), pytest.param("random:2", "40%", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
 def test_stacked_as_one_after_the_other(
     name: str, topology: str, participation: str, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:

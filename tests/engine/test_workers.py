@@ -35,6 +35,7 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
 from oracles import assert_same_model
+from support.method_checks import each_kind
 from support.simulation import Run, assert_same_run, simulated
 
 TRAINING = TrainingSettings(batch_size=5, lr=0.01)
@@ -58,7 +59,7 @@ def run(
     return simulated(method, model, federation, seeds, executor=executor, **workers, **settings)
 
 
-@pytest.mark.parametrize("name", sorted(Method.registry))
+@pytest.mark.parametrize("name", each_kind(sorted(Method.registry)))
 def test_every_method_has_the_same_bits_as_in_one_process(
     name: str, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
 ) -> None:

@@ -17,7 +17,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method, find_method, get_method, method_names
 from fedc2i.models.model import Model
 from fedc2i.runs.plan import parse_method
-from support.method_checks import OF_THEIR_OWN, SIZES, run, upload
+from support.method_checks import OF_THEIR_OWN, SIZES, each_kind, run, upload
 
 LOAD_ONE = """
 import sys
@@ -170,28 +170,32 @@ def test_every_option_is_in_the_table() -> None:
             assert any((owner, option) in RANGES for owner in [*owners, "fedavg"]), (name, option)
 
 
-# Engines. With BatchNorm, `test_shared_options` shows the same.
+# Engines. `test_stacked` shows the same with four clients, `test_shared_options` with BatchNorm.
 
 OPTIONS = {"fedala": ":layers=2", "fedc2i-top-k": ":k=1", "fedic": ":alternate=true", "fedproto": ":weighting=counts"}
-RUNS = [(name + OPTIONS.get(name, ""), {"layer_norm": name == "fedbn"}) for name in OF_THEIR_OWN]
-RUNS += [(name, {"bias": False}) for name in ("fedc2i-server", "fedpac", "fedrod")]
+RUNS = [(name, (1, 2), {"layer_norm": name == "fedbn"}) for name in OF_THEIR_OWN]
+RUNS += [(name + options, (3,), {}) for name, options in OPTIONS.items()]
+RUNS += [(name, (3,), {"bias": False}) for name in ("fedc2i-server", "fedpac", "fedrod")]
 
 
-@pytest.mark.parametrize(("name", "kind"), RUNS, ids=str)
+@pytest.mark.parametrize(("name", "counts", "kind"), RUNS, ids=str)
 def test_looped_and_stacked_agree(
-    name: str, kind: dict[str, bool], make_model: Callable[..., Model], make_federation: Callable[..., Federation]
+    name: str,
+    counts: tuple[int, ...],
+    kind: dict[str, bool],
+    make_model: Callable[..., Model],
+    make_federation: Callable[..., Federation],
 ) -> None:
-    """Unequal clients, one without a class; one, two, three, and half of four.
+    """One client, which has no sample of one class, or two, or with other options three.
 
     Tensors are compared by norm: where a single number's gradient is next to nothing, Adam blows its rounding up.
     """
     cls, _, options = parse_method(name)
     method, model = cls(**options), make_model(**kind)
-    some = {} if method.pools_data else {"clients_per_round": "50%"}
-    for clients, settings in ((3, {}), (1, {}), (2, {}), (4, {**some, "rounds": 3})):
+    for clients in counts:
         federation = make_federation(sizes=SIZES[:clients], validation=2)
-        looped, reports = run(method, model, federation, **settings)
-        stacked, others = run(method, model, federation, executor="stacked", **settings)
+        looped, reports = run(method, model, federation)
+        stacked, others = run(method, model, federation, executor="stacked")
         for got, want in ((stacked.trained, looped.trained), (stacked.received, looped.received)):
             assert got.keys() == want.keys()
             for name, tensor in want.items():
@@ -225,7 +229,7 @@ LEARNS: dict[str, dict[tuple[str, str], float]] = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNS)
+@pytest.mark.parametrize("name", each_kind([*LEARNS]))
 def test_it_learns(name: str) -> None:
     federation = fedc2i.load("digits")
     three, settings = federation.select(federation.names[:3]), {"model": "lenet5-bn"} if name == "fedbn" else {}

@@ -179,7 +179,7 @@ def test_each_phase_of_fedrep_against_the_oracle(how: str, federation: Federatio
 # Every method on every engine, and what the options mean to some.
 
 
-@pytest.mark.parametrize("participation", ["100%", "50%"])
+@pytest.mark.parametrize("participation", ["100%", pytest.param("50%", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [name for name in OF_THEIR_OWN if name != "pooled"])
 def test_every_engine_agrees(
     name: str, participation: str, make_model: Callable[..., Model], make_federation: Callable[..., Federation]

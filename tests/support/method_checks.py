@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -26,6 +28,14 @@ SIZES = (12, 20, 7, 9)
 # Other defaults, or less, of methods that are tested themselves.
 PRESETS = ("fedc2i.methods.fedc2i_ablation",)
 OF_THEIR_OWN = sorted(name for name, kind in Method.registry.items() if kind.__module__ not in PRESETS)
+# One of each kind for an engine: a mean, phases, a private model, prototypes, relayed models, reports, personal
+# downloads, held-out samples.
+KINDS = ("fedavg", "fedrep", "ditto", "fedproto", "fedc2i", "fedc2i-top-k", "fedc2i-server", "fedc2i-plus")
+
+
+def each_kind(names: Sequence[str]) -> list[Any]:
+    """Parameters of a test that is about an engine more than about a method: the slow tests have the other methods."""
+    return [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in names]
 
 
 def run(
