@@ -24,8 +24,11 @@ def status_of(path: str, client: tuple[Any, ...], server: tuple[Any, ...] = ("19
     async def send(message: Any) -> None:
         sent.append(message)
 
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
     scope = {"type": "http", "path": path, "client": client, "server": server}
-    asyncio.run(Gate(app)(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(Gate(app)(scope, receive, send))  # type: ignore[arg-type]
     return int(sent[0]["status"])
 
 

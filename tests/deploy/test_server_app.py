@@ -189,6 +189,15 @@ def test_methods_and_options_give_the_same_numbers(method: str, tmp_path: Path, 
     assert (got.label, got.key) == (want.label, want.key)
 
 
+def test_the_log_has_the_metric_of_the_run(tmp_path: Path, federation: Federation) -> None:
+    said = list[str]()
+    result = go(grid_of(federation), job(tmp_path / "run", "fedavg", settings={"metric": "loss"}), said)
+    score = result.scores("trained", "loss")["Avg"]
+    assert any("mean log-loss before" in line and f"after {score.mean:.{score.digits}f}" in line for line in said), said
+    assert said[-1].startswith("finished: mean log-loss before")
+    assert not [line for line in said if "accuracy" in line or " %" in line]
+
+
 def test_it_stops_early_as_in_one_process(tmp_path: Path, federation: Federation) -> None:
     more = {"rounds": 9, "patience": 1, "lr": 0.01, "seeds": (0, 1)}
     got, want = go(grid_of(federation), job(tmp_path, settings=more)), in_process(federation, **more)

@@ -166,6 +166,24 @@ def test_a_site_that_does_not_fit_is_refused_with_the_difference(
     assert np.isfinite(got.accuracy("trained", "accuracy")).sum() == 2
 
 
+def test_a_late_site_with_new_categories_does_not_join_silently(tmp_path: Path, file: Path) -> None:
+    """They would be encoded as none of the known ones."""
+    grid, said = grid_of(tmp_path, file), list[str]()
+    rows = pandas.read_csv(file).query(f"site == '{SITES[0]}'").drop(columns="site")
+    rows.loc[rows.index[:9], "sex"] = "unheard of"
+    rows.to_csv(tmp_path / "late.csv", index=False)
+    late = site_at(tmp_path, "latecomer", tmp_path / "late.csv")
+
+    def come(to: int, message: Any) -> None:
+        if message.metadata.message_type == "train":
+            grid.nodes[109] = late
+
+    grid.before = come
+    go(grid, tmp_path / "run", said, sites=(*SITES, "latecomer"))
+    (line,) = [line for line in said if "latecomer" in line and "rejected" in line]
+    assert "column 'sex' has categories that the run does not know, 'unheard of'" in line
+
+
 def test_a_site_refuses_a_run_that_its_table_does_not_fit(tmp_path: Path, file: Path) -> None:
     home = client_app.home_of(site_at(tmp_path, "west", file, clients="site", client="west").context)
     agreed = Schema((*home.schema.columns[:-1], Column("height", "number")))

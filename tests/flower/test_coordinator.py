@@ -24,6 +24,7 @@ from fedc2i.engine.records import Round
 from fedc2i.flower import wire
 from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.connections import SiteConnections
+from fedc2i.flower.coordinator import Coordinator
 from fedc2i.flower.message_format import Answer
 from fedc2i.methods.base import Method, get_method
 from fedc2i.methods.fedavg import FedAvg
@@ -495,3 +496,24 @@ def test_other_answers_make_another_course(
     one, two = courses
     assert one[0] == two[0] == ""
     assert (one[1] == two[1]) is same
+
+
+def test_a_claimed_number_of_samples_is_bounded_by_those_of_the_others(model: Model, federation: Federation) -> None:
+    """A site that claims a trillion samples would be the whole mean of FedAvg."""
+    stage = Stage(FedAvg(weighting="samples"), model, federation)
+    stage.run()
+    honest = stage.coordinator._samples.tolist()
+    assert honest == [len(client.train) for client in federation.clients]
+    sites = stage.coordinator._connections.sites
+    liar, *others = federation.names
+    sites[liar] = replace(sites[liar], samples={**sites[liar].samples, "train": 2**40})
+    again = Coordinator(
+        stage.coordinator._connections, federation, stage.work, stage.policy, "again", say=stage.said.append
+    )
+    list(again.rounds())
+    median = sorted(honest[1:])[(len(others) - 1) // 2]
+    assert again._samples.tolist() == [10 * median, *honest[1:]]
+    assert [line for line in stage.said if "they count as" in line] == [
+        f"{liar} reports 1,099,511,627,776 training samples; they count as {10 * median}, 10 times the median of the "
+        "other sites"
+    ]

@@ -18,7 +18,17 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from fedc2i.core.errors import UserError
 from fedc2i.data.federation import InputSpec
 from fedc2i.flower import wire
-from fedc2i.flower.message_format import MOST_REASON, Answer, Introduction, Task, failure
+from fedc2i.flower.message_format import (
+    MOST_CLASS_LETTERS,
+    MOST_CLASSES,
+    MOST_INTRODUCTION,
+    MOST_METRICS,
+    MOST_REASON,
+    Answer,
+    Introduction,
+    Task,
+    failure,
+)
 
 TASK = Task("run-seed3", 4, 3, -1, True, False, True, False, '{"λ": 1}')
 WHO = Introduction("Süd 1", {"train": 5, "validation": 0, "test": 2}, ("no", "yes"), InputSpec((3, 28, 30)))
@@ -77,6 +87,36 @@ def test_an_empty_answer_and_an_introduction_arrive() -> None:
 @pytest.mark.parametrize("name", ["", "Evil", "a b", "x" * 41, "a/b", "\ud800", "nul\0"])
 def test_diagnostics_of_odd_names_are_refused(name: str) -> None:
     assert refusal(Answer, Answer(report={name: torch.ones(2)}).to_record(half=False))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(metrics={"trained": {f"loss/{k}": 1.0 for k in range(MOST_METRICS + 1)}}),
+        Answer(upload={f"w{k}": torch.zeros(0) for k in range(wire.MOST_TENSORS + 1)}),
+        Answer(report={f"r{k}": torch.zeros(0) for k in range(wire.MOST_TENSORS + 1)}),
+    ],
+    ids=["metrics", "tensors", "diagnostics"],
+)
+def test_an_answer_of_too_many_parts_is_refused(answer: Answer) -> None:
+    assert "allowed are" in refusal(Answer, answer.to_record(half=False))
+
+
+@pytest.mark.parametrize(
+    ("classes", "is_taken"),
+    [
+        (("x" * MOST_CLASS_LETTERS, "y"), True),
+        (("x" * (MOST_CLASS_LETTERS + 1), "y"), False),
+        (tuple(f"c{k}" for k in range(MOST_CLASSES + 1)), False),
+        (tuple("x" * 199 + chr(k) for k in range(0x4E00, 0x4E00 + 2**14)), True),
+        (("x" * MOST_INTRODUCTION,), False),
+    ],
+    ids=["long", "too long", "too many", "many", "too large"],
+)
+def test_names_of_classes_are_bounded(classes: tuple[str, ...], is_taken: bool) -> None:
+    said = refusal(Introduction, replace(WHO, classes=classes).to_record())
+    assert bool(said) != is_taken
+    assert len(said) < 500
 
 
 # A site that failed.

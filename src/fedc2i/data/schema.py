@@ -189,10 +189,16 @@ def most_common(where: str, clients: Mapping[str, Schema]) -> Schema:
 
 
 def check_fit(where: str, schema: Schema, agreed: Schema) -> None:
-    """Refuses other columns, or another kind in one of them, than all sites of a run have agreed on."""
+    """Refuses other columns, or another kind or other categories in one, than the sites of a run have agreed on."""
     check_columns(where, schema, [column.name for column in agreed.columns], "the run")
     kinds = {column.name: column.kind for column in agreed.columns}
+    known = {column.name: {*column.categories} for column in agreed.columns}
     for own in schema.columns:
+        if new := [value for value in own.categories if value not in known[own.name]]:
+            raise UserError(
+                f"{where}: column '{one_line(own.name, 80)}' has categories that the run does not know, {_some(new)}; "
+                "a site with new ones must be there when the run starts"
+            )
         if own.kind not in ("unknown", kinds[own.name]):
             differs = f"is of the kind '{own.kind}', in the run '{kinds[own.name]}'"
             raise UserError(f"{where}: column '{one_line(own.name, 80)}' {differs}; correct the table, or drop it")

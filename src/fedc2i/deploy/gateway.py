@@ -4,7 +4,8 @@ The SuperLink has three interfaces on one port. The one for sites (``/v1/fleet``
 starting runs and registering keys (``/v1/control``) checks nothing, so anyone who reaches it can run code. The one for
 the server's own program (``/v1/runtime``) checks tokens, which other accounts can read in the list of processes. The
 gate allows those two only to programs on the SuperLink's own machine that run under its own account (on Linux; on
-other systems to all programs on that machine).
+other systems to all programs on that machine). It limits the size of requests before anything else reads them, and
+rejects messages whose source is not the node that sends them: Flower checks the node's key, but not the source.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 import ipaddress
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedc2i.deploy.body_limit import App, Scope, most, read_body, refuse, replay
 from fedc2i.flower import compat
 
-Scope = MutableMapping[str, Any]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 End = tuple[Address, int]  # with its port
 
@@ -62,21 +63,29 @@ def _is_ours(scope: Scope) -> bool:
 
 
 class Gate:
-    """ASGI middleware that allows other machines and accounts only the sites' interface."""
+    """ASGI middleware that allows other machines and accounts only the sites' interface, and sound requests there."""
 
-    def __init__(self, app: Callable[[Scope, Any, Any], Awaitable[None]]) -> None:
+    def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Passes the request on, or answers 403."""
+        """Passes the request on, or answers 403 or 413."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
         path = scope.get("path", "")
         is_open = path.startswith("/v1/fleet/") or path == "/health"
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and (is_open or _is_ours(scope))):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            headers = [(b"content-type", b"text/plain")]
-            await send({"type": "http.response.start", "status": 403, "headers": headers})
-            await send({"type": "http.response.body", "body": b"only for the SuperLink's own machine and account"})
+        if not is_open and not _is_ours(scope):
+            await refuse(send, 403, b"only for the SuperLink's own machine and account")
+            return
+        body = await read_body(scope, receive, most(path, own=not is_open))
+        if body is None:
+            await refuse(send, 413, b"the body is too large")
+        elif path.startswith("/v1/fleet/push-messages") and not compat.is_from_its_node(body):
+            await refuse(send, 403, b"a message's source must be the node that sends it")
+        else:
+            await self._app(scope, replay(body, receive), send)
 
 
 if __name__ == "__main__":

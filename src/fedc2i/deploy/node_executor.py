@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedc2i.deploy.approval import installed_app, installed_code
+from fedc2i.deploy.body_limit import BodyLimit
 from fedc2i.deploy.folder_settings import LOOPBACK
 from fedc2i.deploy.guard import Guard
 from fedc2i.deploy.process_tree import die_with_parent
@@ -73,7 +74,7 @@ def main(words: Sequence[str]) -> None:
     os.close(writing)
     others += ["--host", LOOPBACK, "--port", own.port]
     others += ["--isolation", "process", "--superexec-auth-secret-file", f"/dev/fd/{reading}"]
-    compat.run_supernode(others)
+    compat.run_supernode(others, BodyLimit)
 
 
 if __name__ == "__main__":

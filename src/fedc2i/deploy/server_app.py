@@ -37,7 +37,7 @@ from fedc2i.flower.message_format import Introduction
 from fedc2i.flower.site import Assignment
 from fedc2i.report import figures
 from fedc2i.report.progress import rejected_uploads
-from fedc2i.report.table import SHORT
+from fedc2i.report.table import SHORT, metric_words
 from fedc2i.runs import driver, writer
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Result
@@ -83,7 +83,7 @@ def _run_job(grid: Grid, job: Job, say: Say) -> Result:
     planned = accountant.cost(plan.config, len(federation.names), released=True)
     if planned is not None:
         say(f"privacy: {planned}")
-    began = time.monotonic()
+    began, metric = time.monotonic(), plan.config.metric
 
     def coordinator(seed: int) -> Coordinator:
         context = RunContext(plan.method, plan.model, plan.config, plan.config.rounds, seed)
@@ -91,21 +91,27 @@ def _run_job(grid: Grid, job: Job, say: Say) -> Result:
         return Coordinator(connections, federation, work, job.policy, f"{run}-seed{seed}", setup, say)
 
     def report_round(report: Round) -> None:
-        say(_line(report, plan.config.rounds, time.monotonic() - began))
+        say(_line(report, plan.config.rounds, time.monotonic() - began, metric))
 
     result = driver.execute_by_seed(plan, job.out, coordinator, report_round, say, figures.draw_run)
-    scores = ", ".join(f"{SHORT[point]} {result.scores(point)['Avg']} %" for point in POINTS)
-    say(f"finished: mean accuracy {scores}{rejected_uploads(result.refused)}")
+    words = metric_words(metric)
+    scores = ", ".join(f"{SHORT[point]} {result.scores(point, metric)['Avg']}{words.unit}" for point in POINTS)
+    say(f"finished: mean {words.name} {scores}{rejected_uploads(result.refused)}")
     return result
 
 
-def _line(report: Round, rounds: int, elapsed: float) -> str:
-    scored = [point for point in POINTS if point in report.metrics]
-    scores = ", ".join(f"{SHORT[point]} {report.mean(point):.2f} %{_of(report, point)}" for point in scored)
+def _line(report: Round, rounds: int, elapsed: float, metric: str) -> str:
+    words, means = (
+        metric_words(metric),
+        {point: report.mean(point, metric) for point in POINTS if point in report.metrics},
+    )
+    scores = ", ".join(
+        f"{SHORT[point]} {mean:.{words.digits}f}{words.unit}{_of(report, point)}" for point, mean in means.items()
+    )
     size = f"{report.bytes_up / 1e6:.2f} MB up and {report.bytes_down / 1e6:.2f} MB down a site"
     return (
         f"seed {report.seed}, round {report.round}/{rounds}: {len(report.participants)} sites"
-        f"{f', mean accuracy {scores}' if scores else ''}; "
+        f"{f', mean {words.name} {scores}' if scores else ''}; "
         f"took {report.seconds:.1f} s, {size}; {elapsed:.0f} s since the start"
     )
 

@@ -78,6 +78,18 @@ def rejection(log: str) -> str | None:
 # The SuperLink
 
 
+def is_from_its_node(body: bytes) -> bool:
+    """Whether the messages in a request of a node say that they come from this node, whose key Flower checks."""
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        request = PushMessagesRequest.FromString(body)
+    except DecodeError:
+        return False
+    return all(message.metadata.src_node_id == request.node.node_id for message in request.messages_list)
+
+
 def run_superlink(gate: Any, words: Sequence[str]) -> None:
     """Runs ``flower-superlink`` with an ASGI middleware as its outermost layer."""
     import uvicorn
@@ -111,9 +123,12 @@ class _Clock:
         return getattr(time, name)
 
 
-def run_supernode(words: Sequence[str]) -> None:
-    """Runs ``flower-supernode``."""
+def run_supernode(words: Sequence[str], layer: Callable[[Any], Any]) -> None:
+    """Runs ``flower-supernode`` with an ASGI middleware as the outermost layer of its own interface."""
     poll_objects(0.1)
+    interface = importlib.import_module("flwr.supernode.main")
+    make = interface.create_app
+    interface.create_app = lambda **given: layer(make(**given))  # type: ignore[attr-defined]
     loop = importlib.import_module("flwr.supernode.start_client_internal")
     loop.time = _Clock()  # type: ignore[attr-defined]
     sys.argv = ["flower-supernode", *words]

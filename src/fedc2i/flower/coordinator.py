@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 from flwr.app import ArrayRecord
+from torch import Tensor
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, finite, stack
@@ -28,6 +29,7 @@ from fedc2i.flower.connections import SiteConnections
 from fedc2i.flower.message_format import Answer, Task, agreed
 from fedc2i.flower.site import Assignment
 
+MOST_TIMES = 10  # a site's sample count, compared with the median of the others
 Shapes = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, type and shape of each tensor
 
 
@@ -64,7 +66,8 @@ class Coordinator:
             connections, self._names, policy, say, self._is_usable, self._take_late, on_client
         )
         samples = federation.samples()
-        self._samples = torch.tensor([samples[name].get("train", 0) for name in self._names])
+        self._bounding: set[int] = set()  # clients whose sample counts are bounded
+        self._samples = self._bounded(torch.tensor([samples[name].get("train", 0) for name in self._names]))
         first_models = self._context.first_models(self._names, self._settings.init)
         self._exchange = Exchange(self._context, self._settings, self._names, self._samples, first_models)
         self._open: Round | None = None  # the last round; its exchange may not be evaluated yet
@@ -170,9 +173,27 @@ class Coordinator:
 
     def _ask(self, number: int, tasks: Mapping[int, Task]) -> dict[int, Answer]:
         answers = self._collector.collect(number, tasks, lambda m: tasks[m].to_record(*self._packed(m)))
+        claimed = self._samples.clone()
         for client in answers:
-            self._samples[client] = self._connections.sites[self._names[client]].samples["train"]
+            claimed[client] = self._connections.sites[self._names[client]].samples["train"]
+        self._samples[:] = self._bounded(claimed)  # servers read the same tensor
         return answers
+
+    def _bounded(self, claimed: Tensor) -> Tensor:
+        """Sample counts as they weigh in averages: nobody checks them, so each is bounded by those of the others."""
+        bounded = claimed.clone()
+        for client in range(len(claimed)):
+            others = torch.cat([claimed[:client], claimed[client + 1 :]])
+            others = others[others > 0]
+            if len(others) and claimed[client] > (most := MOST_TIMES * int(others.median())):
+                bounded[client] = most
+                if client not in self._bounding:
+                    self._bounding.add(client)
+                    self._say(
+                        f"{self._names[client]} reports {int(claimed[client]):,} training samples; they count as "
+                        f"{most:,}, {MOST_TIMES} times the median of the other sites"
+                    )
+        return bounded
 
     def _task(self, client: int, number: int, train: bool, received: bool, trained: bool) -> Task:
         exchange = 0 if self._open is None else self._open.round

@@ -10,7 +10,7 @@ from fedc2i.core.errors import UserError, one_line
 from fedc2i.data import schema
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.flower.connections import SiteConnections
-from fedc2i.flower.message_format import MOST_LETTERS, Introduction
+from fedc2i.flower.message_format import MOST_CLASSES, MOST_LETTERS, Introduction
 
 MOST_NAMED = 20  # classes in a line
 MOST_LISTED = 8  # sites in a line, and classes of each
@@ -70,6 +70,8 @@ def common_federation(
             lists = "; ".join(f"{site.name} {_some(site.classes, MOST_LISTED)}" for site in present[:MOST_LISTED])
             say(f"the sites have different classes; the run has all {len(classes)} of them: {_some(classes)}")
             say(f"classes by site: {lists}; if that is wrong, correct the data, or fix the list with --classes")
+    if len(classes) > MOST_CLASSES:
+        raise UserError(f"the sites have {len(classes):,} classes in all, allowed are {MOST_CLASSES:,}; see --classes")
     tables = {site.name: site.schema for site in present if site.schema is not None}
     agreed = schema.most_common("sites", tables) if 2 * len(tables) >= len(present) else None
     others = Counter(site.input for site in present if site.schema is None)

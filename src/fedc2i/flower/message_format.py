@@ -29,7 +29,10 @@ METRIC = re.compile(rf"(validation_)?(accuracy|loss)(/[A-Za-z0-9_.-]{{1,40}})?|{
 ROUNDING = 1e-6  # of a score in percent
 MOST_LETTERS = 100  # of a site's name
 MOST_SAMPLES = 2**40
-MOST_CLASSES = 2**16
+MOST_CLASSES = 2**14
+MOST_CLASS_LETTERS = 200  # of a class's name
+MOST_INTRODUCTION = 2**23  # letters of JSON
+MOST_METRICS = 64  # scores in an answer
 MOST_REPORTS = 32  # diagnostics of a site
 REPORT = re.compile(r"[a-z][a-z0-9_]{0,39}")  # the name of one
 MOST_REASON = 500  # letters
@@ -91,6 +94,8 @@ class Answer:
         raise_failure(content)
         try:
             metrics: dict[Point, dict[str, float]] = {}
+            if len(content["metrics"]) > MOST_METRICS:
+                raise ValueError(f"{len(content['metrics']):,} metrics, allowed are {MOST_METRICS}")
             for key, value in content["metrics"].items():
                 point, _, name = key.partition(".")
                 score = float(value)  # type: ignore[arg-type]
@@ -144,7 +149,10 @@ class Introduction:
         """Reads the content of a reply."""
         raise_failure(content)
         try:
-            values: dict[str, Any] = json.loads(str(content["introduction"]["json"]))
+            text = str(content["introduction"]["json"])
+            if len(text) > MOST_INTRODUCTION:
+                raise ValueError(f"{len(text):,} letters, allowed are {MOST_INTRODUCTION:,}")
+            values: dict[str, Any] = json.loads(text)
             name, samples = values["name"], {part: values["samples"][part] for part in _SPLITS}
             schema = None if values.get("schema") is None else Schema.from_json(values["schema"])
             found = cls(name, samples, tuple(values["classes"]), InputSpec.from_json(values["input"]), schema)
@@ -164,6 +172,7 @@ class Introduction:
             and all(type(number) is int for number in numbers)
             and len(self.name) <= MOST_LETTERS
             and 0 < len(set(self.classes)) == len(self.classes) <= MOST_CLASSES
+            and max(map(len, self.classes)) <= MOST_CLASS_LETTERS
             and all(0 <= count <= MOST_SAMPLES for count in self.samples.values())
             and self.samples["train"] > 0
             and (self.schema is None or self.schema.input == self.input)

@@ -22,7 +22,8 @@ from fedc2i.core.params import Params
 
 HEADER = "header"
 SMALL = 2**-8  # a tensor whose largest number is below it keeps its precision
-MOST_HEADER = 2**24  # bytes
+MOST_HEADER = 2**22  # bytes
+MOST_TENSORS = 2**14
 MOST_SIZES = 2**40  # numbers in a tensor
 MOST_AXES = 16
 _TYPES = {
@@ -73,7 +74,10 @@ def unpack(record: Any) -> Params:
         arrays = {name: _flat(array, name) for name, array in record.items() if name != HEADER}
         tensors: Params = {}
         used = dict.fromkeys(arrays, 0)
-        for name, stays, travels, shape in json.loads(described.tobytes()):
+        header = json.loads(described.tobytes())
+        if len(header) > MOST_TENSORS:
+            raise ValueError(f"{len(header):,} tensors, allowed are {MOST_TENSORS:,}")
+        for name, stays, travels, shape in header:
             same = stays == travels or (stays, travels) == ("float32", "float16")
             if not isinstance(name, str) or name in tensors or not same or not _is_shape(shape):
                 raise ValueError("its header is damaged")
