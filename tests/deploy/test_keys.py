@@ -265,13 +265,13 @@ def test_certificates_end() -> None:
 
 def test_a_server_that_sites_would_refuse() -> None:
     server = tls.server_certificate(AUTHORITY_KEY, AUTHORITY, KEY.public_key(), ["a.org"])
-    tls.check_server(AUTHORITY, server, KEY, ["a.org", "127.0.0.1"])
+    tls.check_server([AUTHORITY], server, KEY, ["a.org", "127.0.0.1"])
     stranger = tls.new_authority("authority of the tests")[1]
-    assert "server.key" in refusal(tls.check_server, AUTHORITY, server, keys.new_key(), ["a.org"])
-    assert "not signed by" in refusal(tls.check_server, stranger, server, KEY, ["a.org"])
-    assert "not valid for b.org" in refusal(tls.check_server, AUTHORITY, server, KEY, ["a.org", "b.org"])
+    assert "server.key" in refusal(tls.check_server, [AUTHORITY], server, keys.new_key(), ["a.org"])
+    assert "not signed by" in refusal(tls.check_server, [stranger], server, KEY, ["a.org"])
+    assert "not valid for b.org" in refusal(tls.check_server, [AUTHORITY], server, KEY, ["a.org", "b.org"])
     for days in (-1, 398):
-        assert "not today" in refusal(tls.check_server, AUTHORITY, server, KEY, (), NOW + timedelta(days=days))
+        assert "not today" in refusal(tls.check_server, [AUTHORITY], server, KEY, (), NOW + timedelta(days=days))
     assert "authority" in refusal(tls.read_certificate, file(tls.to_pem(server)), authority=True)
     assert "ca.key" in refusal(tls.server_certificate, KEY, AUTHORITY, KEY.public_key(), ["a"])
 

@@ -14,6 +14,7 @@ from fedc2i.cli import site_runs
 from fedc2i.cli.shared import Json, Set, say, setting_flags, values_of
 from fedc2i.cli.site_runs import MethodName
 from fedc2i.core.errors import UserError
+from fedc2i.core.files import writing
 
 # What needs the extra `flower` is imported inside the commands, so that all others work without it.
 
@@ -104,11 +105,35 @@ def renew(
     typer.echo("Start the coordinator again to use it.")
 
 
+@app.command()
+def rotate(
+    folder: Folder,
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="Use the next authority, once all sites trust it.")
+    ] = False,
+) -> None:
+    """Change the authority, in two steps: make the next one, and use it when all sites have the new ca.crt."""
+    from fedc2i.deploy import coordinator_folder
+
+    own = coordinator_folder.read_coordinator(folder, ready=False)
+    if confirm:
+        coordinator_folder.confirm(own)
+    else:
+        coordinator_folder.rotate(own)
+    _print_certificates(own.folder)
+    if confirm:
+        typer.echo("Start the coordinator again to use it; sites keep the ca.crt that they have.")
+        return
+    typer.echo(f"Send {own.authority}, which holds both, to every site, and tell them the new SHA-256 by another way;")
+    typer.echo(f"when all have it and were started again: `fedc2i coordinator rotate {folder} --confirm`.")
+
+
 def _print_certificates(folder: Path) -> None:
     from fedc2i.deploy import tls
 
-    for name in ("ca.crt", "server.crt"):
-        for line in tls.describe(tls.read_certificate(folder / name)):
+    shown = [("ca.crt", one) for one in tls.read_authorities(folder / "ca.crt")]
+    for name, one in [*shown, ("server.crt", tls.read_certificate(folder / "server.crt"))]:
+        for line in tls.describe(one):
             typer.echo(f"{name}: {line}")
 
 
@@ -151,6 +176,8 @@ def start(
         policy=policy,
     )
     job = replace(job, out=site_runs.folder_of(job, out, own.folder / "runs"))
+    with writing(job.out):
+        job.out.chmod(0o700)  # checkpoints hold the sites' models
     say(f"Writing to {job.out}")
     link = open_superlink(own)
     try:

@@ -51,8 +51,9 @@ def init(
     if ca is None:
         typer.echo(f"Put the coordinator's ca.crt into {made.folder}; compare its SHA-256 with what they told you.")
         return
-    for line in tls.describe(tls.read_certificate(ca)):
-        typer.echo(f"ca.crt: {line}")
+    for authority in tls.read_authorities(ca):
+        for line in tls.describe(authority):
+            typer.echo(f"ca.crt: {line}")
     typer.echo("Compare this SHA-256 with what the coordinator told you by another way.")
 
 

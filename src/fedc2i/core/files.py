@@ -37,7 +37,9 @@ def writing(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 
-def write_atomically(path: Path, content: bytes | Iterator[bytes | memoryview], durable: bool = False) -> None:
+def write_atomically(
+    path: Path, content: bytes | Iterator[bytes | memoryview], durable: bool = False, mode: int = 0o666
+) -> None:
     """Writes a whole file or nothing, and makes its folder: a reader sees the old content or all of the new content.
 
     Large content may come in pieces. ``durable``: also after a power failure, which takes much longer.
@@ -47,7 +49,7 @@ def write_atomically(path: Path, content: bytes | Iterator[bytes | memoryview], 
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             temporary.unlink(missing_ok=True)
-            temporary.touch(exist_ok=False)  # never through a link that somebody has put there
+            temporary.touch(mode, exist_ok=False)  # never through a link that somebody has put there
             if isinstance(content, bytes):
                 temporary.write_bytes(content)
             else:

@@ -2,6 +2,7 @@
 
 coordinator.toml                 its host names, its port, and the address it listens on
 ca.key, ca.crt                   the key and certificate of its authority
+next-ca.key                      the key of the next authority, while ca.crt holds both (see `rotate`)
 server.key, server.crt           the key and certificate that it shows to the sites
 sites/NAME.pub                   one public key for each admitted site
 state/, logs/                    written by the running processes
@@ -29,6 +30,7 @@ from fedc2i.deploy.folder_settings import (
 )
 
 PORT = 9092
+NEXT_KEY = "next-ca.key"
 SETTINGS = {"hosts": list, "port": int, "bind": str}
 
 
@@ -72,11 +74,11 @@ def read_coordinator(folder: Path, *, ready: bool = True) -> CoordinatorFolder:
     port, bind = check_port(found["port"], str(path)), check_bind(found["bind"], str(path))
     own = CoordinatorFolder(folder.absolute(), hosts, port, bind)
     if ready:
-        authority = tls.read_certificate(own.authority, authority=True)
+        authorities = tls.read_authorities(own.authority)
         certificate = tls.read_certificate(own.folder / "server.crt")
         if (secret := own.folder / "ca.key").exists():
             keys.read_private(secret)
-        tls.check_server(authority, certificate, keys.read_private(own.folder / "server.key"), own.names)
+        tls.check_server(authorities, certificate, keys.read_private(own.folder / "server.key"), own.names)
     return own
 
 
@@ -107,12 +109,48 @@ def renew(own: CoordinatorFolder, hosts: Sequence[str] = (), days: int = tls.SER
         raise UserError(f"days is {days}, must be at least 1")
     authority_key, key = (keys.read_private(own.folder / name) for name in ("ca.key", "server.key"))
     renewed = replace(own, hosts=tuple(dict.fromkeys(map(check_host, hosts))) or own.hosts)
-    authority = tls.read_certificate(own.authority, authority=True)
+    authority = tls.authority_of(authority_key, tls.read_authorities(own.authority))
     certificate = tls.server_certificate(authority_key, authority, key.public_key(), renewed.names, days)
     if renewed != own:
         write_atomically(own.folder / "coordinator.toml", _settings(renewed))
     write_atomically(own.folder / "server.crt", tls.to_pem(certificate))
     return renewed
+
+
+def rotate(own: CoordinatorFolder) -> None:
+    """Makes the next authority: ``ca.crt`` then holds both, and the present one stays in use until `confirm`.
+
+    Raises a `UserError` if there is a next one already, since its certificate may have been sent.
+    """
+    following = own.folder / NEXT_KEY
+    authorities = tls.read_authorities(own.authority)
+    if following.exists() or len(authorities) > 1:
+        raise UserError(
+            f"{own.authority}: holds the next authority already; send it to all sites, and then "
+            "`fedc2i coordinator rotate --confirm`"
+        )
+    key, authority = tls.new_authority(f"fedc2i authority of {own.hosts[0]}")
+    write_atomically(following, keys.to_private(key, "PKCS8"), mode=0o600)
+    write_atomically(own.authority, tls.to_pem(authorities[0]) + tls.to_pem(authority))
+
+
+def confirm(own: CoordinatorFolder) -> None:
+    """Signs the server certificate by the next authority, and drops the present one; safe to repeat.
+
+    Sites that have the ``ca.crt`` of `rotate` trust both, so they need no other file.
+    """
+    following, secret = own.folder / NEXT_KEY, own.folder / "ca.key"
+    authorities = tls.read_authorities(own.authority)
+    if not following.exists() and len(authorities) == 1:
+        raise UserError(f"{own.folder}: no next authority waits there; `fedc2i coordinator rotate` makes one")
+    key = keys.read_private(following if following.exists() else secret)
+    authority = tls.authority_of(key, authorities)
+    server = keys.read_private(own.folder / "server.key").public_key()
+    write_atomically(own.folder / "server.crt", tls.to_pem(tls.server_certificate(key, authority, server, own.names)))
+    with writing(secret):
+        if following.exists():
+            following.replace(secret)
+    write_atomically(own.authority, tls.to_pem(authority))
 
 
 def admitted(own: CoordinatorFolder) -> dict[str, str]:

@@ -137,7 +137,7 @@ def read_site(folder: Path, *, ready: bool = True) -> SiteFolder:
         keys.read_private(site.key)
         if not site.authority.exists():
             raise UserError(f"{site.authority}: missing; the coordinator's ca.crt must be put there")
-        tls.read_certificate(site.authority, authority=True)
+        tls.read_authorities(site.authority)
     return site
 
 
@@ -169,7 +169,7 @@ def make_site(
     require_new(folder)
     keys.check_name(name)
     check_address(coordinator)
-    trusted = {} if authority is None else {"ca.crt": tls.to_pem(tls.read_certificate(authority, authority=True))}
+    trusted = {} if authority is None else {"ca.crt": b"".join(map(tls.to_pem, tls.read_authorities(authority)))}
     source = _source(data, settings)
     site = SiteFolder(folder.absolute(), name, coordinator, client, source, policy or SitePolicy())
     federation = site.load() if check else None

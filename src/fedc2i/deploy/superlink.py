@@ -21,7 +21,7 @@ from fedc2i.deploy.child_process import ChildProcess, local_address, require_fre
 from fedc2i.deploy.coordinator_folder import CoordinatorFolder, admitted
 from fedc2i.deploy.job import Job
 from fedc2i.deploy.run_description import own_files
-from fedc2i.flower.compat import ControlClient
+from fedc2i.flower.compat import ControlClient, erase_messages
 
 APP = Path(__file__).parent / "app"
 _POLL = 0.5  # seconds between looks at a run
@@ -53,13 +53,14 @@ class RunStatus(NamedTuple):
 class SuperLink(ChildProcess):
     """The coordinator's server: sites connect to its one port; runs are started from its own machine only.
 
-    Its database, with nodes, runs and messages, outlasts a restart.
+    Its database, with nodes and runs, outlasts a restart; messages, with the models in them, are erased.
     """
 
     def __init__(self, own: CoordinatorFolder) -> None:
         super().__init__("superlink", own.folder / "logs", own.folder / "state" / "flwr", own.bind)
         self.own, self.address = own, local_address(own.bind, own.port)
         self._control = ControlClient(self.address, own.authority)
+        self._database = own.folder / "state" / "superlink.db"
         os.environ["no_proxy"] = without_proxy(own.bind)  # for our own calls to it
 
     def start(self) -> None:
@@ -67,11 +68,12 @@ class SuperLink(ChildProcess):
         own = self.own
         require_free(own.bind, own.port)
         (own.folder / "state").mkdir(parents=True, exist_ok=True)
+        erase_messages(self._database)  # of a coordinator that was killed
         words = ["--host", own.bind, "--port", str(own.port), "--isolation", "subprocess"]
         words += ["--disable-runtime-dependency-installation", "--enable-supernode-auth"]
         words += ["--ssl-ca-certfile", str(own.authority), "--ssl-certfile", str(own.folder / "server.crt")]
         words += ["--ssl-keyfile", str(own.folder / "server.key")]
-        words += ["--database", str(own.folder / "state" / "superlink.db")]
+        words += ["--database", str(self._database)]
         self.launch([sys.executable, "-P", "-m", "fedc2i.deploy.gateway", *words], patience=5.0)
         until = time.monotonic() + _PATIENCE
         while True:
@@ -90,6 +92,7 @@ class SuperLink(ChildProcess):
         """Ends it with all that it started; sites keep trying until it is back."""
         self._control.close()  # it waits for open connections
         super().stop()
+        erase_messages(self._database)
 
     # Control: each call raises a `UserError` if the SuperLink refuses it or does not answer.
 

@@ -21,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS, SERVER_DAYS = 3652, 397
 WARN_DAYS = 30
+MOST_AUTHORITIES = 2
 SKEW = timedelta(hours=1)  # a site's clock may be behind
 ALWAYS = ("localhost", "127.0.0.1", "::1")  # for processes on the coordinator's own machine
 
@@ -47,9 +48,7 @@ def server_certificate(
     if authority.public_key() != authority_key.public_key():
         raise UserError("ca.key: does not belong to ca.crt")
     if days < 1:
-        raise UserError(
-            "ca.crt: the authority has expired; make a new coordinator folder, and send its ca.crt to all sites"
-        )
+        raise UserError("ca.crt: the authority has expired; `fedc2i coordinator rotate` makes the next one")
     names = [_general(host) for host in dict.fromkeys((*hosts, *ALWAYS))]
     identifier = authority.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedc2i coordinator")])
@@ -72,14 +71,49 @@ def read_certificate(path: Path, *, authority: bool = False) -> x509.Certificate
     """Reads a certificate; ``authority`` rejects a server's."""
     try:
         found = x509.load_pem_x509_certificate(keys.read_small(path))
-        extensions = {type(entry.value): entry.value for entry in found.extensions}
-        found.public_key()  # raises for an unknown kind
+    except keys.DAMAGE:
+        raise UserError(f"{path}: not a certificate in PEM format") from None
+    is_authority = _is_authority(path, found)
+    if authority and not is_authority:
+        raise UserError(f"{path}: not the certificate of an authority; the coordinator's ca.crt is needed")
+    return found
+
+
+def _require_authority(path: Path, certificate: x509.Certificate) -> None:
+    if not _is_authority(path, certificate):
+        raise UserError(f"{path}: not the certificate of an authority; the coordinator's ca.crt is needed")
+
+
+def _is_authority(path: Path, certificate: x509.Certificate) -> bool:
+    """Whether it may sign others; a `UserError` if it is damaged."""
+    try:
+        extensions = {type(entry.value): entry.value for entry in certificate.extensions}
+        certificate.public_key()  # raises for an unknown kind
     except keys.DAMAGE:
         raise UserError(f"{path}: not a certificate in PEM format") from None
     constraints = extensions.get(x509.BasicConstraints)
-    if authority and not (isinstance(constraints, x509.BasicConstraints) and constraints.ca):
-        raise UserError(f"{path}: not the certificate of an authority; the coordinator's ca.crt is needed")
+    return isinstance(constraints, x509.BasicConstraints) and constraints.ca
+
+
+def read_authorities(path: Path) -> list[x509.Certificate]:
+    """The authorities in ``ca.crt``: one, or two while the coordinator changes from one to the next."""
+    try:
+        found = x509.load_pem_x509_certificates(keys.read_small(path))
+    except keys.DAMAGE:
+        raise UserError(f"{path}: not a certificate in PEM format") from None
+    if not 1 <= len(found) <= MOST_AUTHORITIES:
+        raise UserError(f"{path}: has {len(found)} certificates, allowed are 1..{MOST_AUTHORITIES}")
+    for one in found:
+        _require_authority(path, one)
     return found
+
+
+def authority_of(key: ec.EllipticCurvePrivateKey, authorities: Sequence[x509.Certificate]) -> x509.Certificate:
+    """The authority to which a key belongs; a `UserError` if it is none of these."""
+    for one in authorities:
+        if one.public_key() == key.public_key():
+            return one
+    raise UserError("ca.key: does not belong to ca.crt")
 
 
 def hosts_of(certificate: x509.Certificate) -> tuple[str, ...]:
@@ -106,27 +140,34 @@ def describe(certificate: x509.Certificate, now: datetime | None = None) -> list
 
 
 def check_server(
-    authority: x509.Certificate,
+    authorities: Sequence[x509.Certificate],
     certificate: x509.Certificate,
     key: ec.EllipticCurvePrivateKey,
     hosts: Sequence[str],
     now: datetime | None = None,
 ) -> None:
-    """Raises a `UserError` with the reason if sites would not accept this certificate for these hosts."""
+    """Raises a `UserError` with the reason if sites with these authorities would not accept it for these hosts."""
     advice = "`fedc2i coordinator renew` makes a new one"
     if certificate.public_key() != key.public_key():
         raise UserError(f"server.crt: does not belong to server.key; {advice}")
-    try:
-        certificate.verify_directly_issued_by(authority)
-    except keys.DAMAGE:
-        raise UserError(f"server.crt: not signed by the authority of ca.crt; {advice}") from None
-    for name, one in (("server.crt", certificate), ("ca.crt", authority)):
+    issuers = [one for one in authorities if _signed(one, certificate)]
+    if not issuers:
+        raise UserError(f"server.crt: not signed by the authority of ca.crt; {advice}")
+    for name, one in (("server.crt", certificate), ("ca.crt", issuers[0])):
         if not one.not_valid_before_utc <= (now or datetime.now(UTC)) < one.not_valid_after_utc:
             span = f"{one.not_valid_before_utc:%Y-%m-%d} to {one.not_valid_after_utc:%Y-%m-%d}"
             raise UserError(f"{name}: valid from {span}, not today; {advice}")
     missing = [host for host in hosts if host not in hosts_of(certificate)]
     if missing:
         raise UserError(f"server.crt: not valid for {', '.join(missing)}; {advice}")
+
+
+def _signed(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except keys.DAMAGE:
+        return False
+    return True
 
 
 def _builder(

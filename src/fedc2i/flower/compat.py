@@ -109,6 +109,35 @@ def run_superlink(gate: Any, words: Sequence[str]) -> None:
     flower_superlink()
 
 
+_MESSAGES = (  # tables of the SuperLink's database that hold messages, or parts of them
+    *("objects", "object_children", "run_objects", "message", "message_ins", "message_res", "task_message"),
+    *("object_push_sessions", "object_push_session_roots", "object_push_session_pending", "series_context"),
+)
+
+
+def erase_messages(database: Path) -> None:
+    """Removes the messages of all runs, with the models in them, from the database of a SuperLink that has ended.
+
+    Flower deletes rows, but their bytes stay in free pages of the file and in its write-ahead log. Nodes and keys stay.
+    Raises a `UserError` if the database is damaged or in use.
+    """
+    import sqlite3
+
+    if not database.exists():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=10.0)) as found:
+            found.execute("PRAGMA secure_delete = ON")
+            found.execute("PRAGMA journal_mode = DELETE")  # puts the write-ahead log into the database, and removes it
+            tables = {name for (name,) in found.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            for name in _MESSAGES:
+                if name in tables:
+                    found.execute(f"DELETE FROM {name}")
+            found.execute("VACUUM")
+    except sqlite3.Error as error:
+        raise UserError(f"{database}: its messages cannot be erased ({one_line(error)})") from None
+
+
 # The SuperNode and the processes of its app
 
 
