@@ -2,7 +2,8 @@
 
 `run` and `compare` run methods on a `Federation` of clients, `resume` continues an interrupted run; `load`,
 `from_table` and `from_arrays` make a federation. A new method is a subclass of `Method`, a new model comes from
-`split`. `read_run` and `read_model` read a run folder back, `predict` applies a client's model to new rows.
+`split`. `read_run` and `read_model` read a run folder back, `predict` applies a client's model to new rows
+or images, `export` writes it for other programs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; names are imported on f
     from fedc2i.report.comparison import comparison_table
     from fedc2i.report.plots import plot_accuracy, plot_influence
     from fedc2i.report.trackers import track
+    from fedc2i.runs.export import export
     from fedc2i.runs.finished_run import read_model, read_run
     from fedc2i.runs.predict import predict
     from fedc2i.runs.results import Comparison, Result, Score
@@ -59,6 +61,7 @@ __all__ = [
     "client_losses",
     "compare",
     "comparison_table",
+    "export",
     "from_arrays",
     "from_table",
     "influence",
@@ -94,6 +97,7 @@ _NAMES_IN = {
     "report.comparison": ("comparison_table",),
     "report.plots": ("plot_accuracy", "plot_influence"),
     "report.trackers": ("track",),
+    "runs.export": ("export",),
     "runs.finished_run": ("read_model", "read_run"),
     "runs.predict": ("predict",),
     "runs.results": ("Comparison", "Result", "Score"),

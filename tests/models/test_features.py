@@ -91,6 +91,11 @@ def test_a_run_on_features_is_the_run_on_images(federation: Federation) -> None:
     assert result.predictions.labels.tolist() == [label for own in federation.clients for label in own.test.y.tolist()]
 
 
+def test_clients_with_the_same_data_keep_their_names() -> None:
+    found = features.of_federation(blank_federation("ab"), head_only(), CPU, lambda done, of: None)
+    assert found.names == ("a", "b")
+
+
 def test_the_second_pass_reads_thecache(federation: Federation, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = features.of_federation(federation, head_only(), CPU, lambda done, of: None)
     files = sorted(cache.iterdir())

@@ -19,7 +19,7 @@ from fedc2i.core.errors import UserError
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 PANELS = {  # the sections of `fedc2i --help`; `flower-local` is the `app` of flower_local.py
     "Run": ("run", "compare", "resume", "paper"),
-    "Look": ("watch", "report", "contribution", "influence", "predict"),
+    "Look": ("watch", "report", "contribution", "influence", "predict", "export"),
     "Deploy": ("coordinator", "site", "flower-local", "flower-app"),
     "Reference": ("methods", "data", "privacy"),
 }

@@ -1,4 +1,4 @@
-"""``fedc2i predict``: a client's model on new rows of a table."""
+"""``fedc2i predict``: a client's model on new rows of a table, or on new images."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run on a table.", show_default=False)],
-    rows: Annotated[Path, typer.Argument(help="A CSV or Parquet file of new rows.", show_default=False)],
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run on a table or images.", show_default=False)],
+    rows: Annotated[
+        Path,
+        typer.Argument(help="A CSV or Parquet file of new rows, an image, or a folder of images.", show_default=False),
+    ],
     client: Annotated[str, typer.Option(help="Whose model and encoding are used.", show_default=False)],
     out: Annotated[
         Path | None, typer.Option(help="Where to write the CSV; by default it is printed.", show_default=False)
@@ -30,10 +33,11 @@ def predict(
     before: Annotated[bool, typer.Option(help="Use the model before its last local training.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Predict new rows of a table with a client's model.
+    """Predict new rows of a table, or new images, with a client's model.
 
     Writes one line a row: the predicted class, and the probability of each class. Rows are encoded as the client's
     training rows were. Columns that are no inputs are ignored; an unknown category counts as none of the known ones.
+    Images are brought to the size that the run has read.
     """
     from fedc2i.core.files import write_atomically
     from fedc2i.runs.predict import predict as compute

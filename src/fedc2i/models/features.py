@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -71,7 +71,7 @@ def of_client(client: Client, model: Model, device: torch.device, report: Report
         write_atomically(_path(client, model, device), save(made))
         found = _with(client, made)
     _made.setdefault(model, {})[client.checksum + device.type] = found
-    return found
+    return replace(found, name=client.name)  # two clients may have the same data
 
 
 def body_of(model: Model, device: torch.device) -> nn.Module:

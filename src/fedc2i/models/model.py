@@ -153,7 +153,8 @@ class Model:
     def whole(self, params: Params, x: Tensor) -> Any:
         """What the module itself returns at evaluation: logits, if the model is valid."""
         module = self._module.get(None if self.part is None else x.device).eval()
-        return functional_call(module, self.tensors(params, module), (self.scaled(params, x),))
+        own = {name: params[name] for name in (*self.body_names, *self.head_names)}
+        return functional_call(module, self.tensors(own, module), (self.scaled(params, x),))
 
     def module_with(self, params: Params) -> nn.Module:
         """A copy of the module itself that holds these parameters and buffers, and adapters merged into its weights."""

