@@ -17,7 +17,8 @@ from torch.testing import assert_close
 import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.models import networks
-from fedc2i.runs.export import export, read_client
+from fedc2i.runs.client_model import read_client
+from fedc2i.runs.export import export
 from support.helpers import blank_federation, call, write_arrays
 
 LOAD = """

@@ -40,6 +40,7 @@ class TrainedPart:
     names: frozenset[str]
     still: frozenset[str]
     projections: Mapping[str, Tensor] = field(default_factory=dict)
+    _copies: dict[tuple[str, torch.device, torch.dtype], Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def adapter_names(self) -> tuple[str, ...]:
@@ -66,8 +67,17 @@ class TrainedPart:
         own = {name: tensor for name, tensor in params.items() if not name.endswith(ADAPTER)}
         for name, down in self.projections.items():
             weight = module.get_parameter(name)
-            own[name] = weight + (params[name + ADAPTER] @ down.to(weight)).reshape(weight.shape)
+            own[name] = weight + (params[name + ADAPTER] @ self._placed(name, down, weight)).reshape(weight.shape)
         return own
+
+    def _placed(self, name: str, down: Tensor, like: Tensor) -> Tensor:
+        """A on the weight's device; one on a GPU is copied there once."""
+        if like.device.type == "cpu":
+            return down.to(like.dtype)
+        key = (name, like.device, like.dtype)
+        if key not in self._copies:
+            self._copies[key] = down.to(like)
+        return self._copies[key]
 
 
 def choose(module: nn.Module, head: str, text: str, statistics: bool = True) -> TrainedPart:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +18,15 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fedc2i.core.errors import UserError, nearest, one_line
+from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import write_atomically
-from fedc2i.core.params import Params
-from fedc2i.data.federation import InputSpec
 from fedc2i.engine.records import Point
-from fedc2i.methods.base import Method, Site
 from fedc2i.models.model import Model
-from fedc2i.runs.finished_run import read_model, read_run
-from fedc2i.runs.plan import build_model
-from fedc2i.runs.results import Result
+from fedc2i.runs.client_model import ClientModel, read_client
+from fedc2i.runs.model_card import write_card
 
 SUFFIXES = (".safetensors", ".pt2")
 _SAMPLES = 3  # that both ways to predict are compared on
-
-
-@dataclass(frozen=True)
-class ClientModel:
-    """A client's last model of a run, with all that is needed to predict with it."""
-
-    client: str
-    seed: int
-    point: Point
-    method: Method
-    model: Model
-    params: Params
-    sample: InputSpec
-    result: Result
-
-    def logits(self, x: Tensor) -> Tensor:
-        """What the method predicts."""
-        site = Site(self.model, torch.zeros(self.model.classes), torch.tensor(-1), {})
-        return self.method.predict(self.params, x, site)
-
-    @property
-    def network(self) -> nn.Module:
-        """The network alone, in evaluation mode; of a pretrained one, without its preprocessing."""
-        module = self.model.module_with(self.params).eval()
-        return module.get_submodule("net") if hasattr(module, "preprocessing") else module
 
 
 class _Program(nn.Module):
@@ -71,31 +42,6 @@ class _Program(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         params = {name: self.get_buffer(f"tensor{number}") for number, name in enumerate(self._names)}
         return replace(self._own, params=params).logits(x)
-
-
-def read_client(
-    folder: Path, client: str, seed: int | None = None, point: Point = "trained", model: Model | None = None
-) -> ClientModel:
-    """A client's last model of a finished run; ``model`` if the run was started with an object of Python.
-
-    Raises:
-        UserError: if there is no such run, client or seed, or the model cannot be built here.
-    """
-    result = read_run(folder)
-    if client not in result.federation.names:
-        hint = nearest(client, result.federation.names)
-        allowed = ", ".join(result.federation.names)
-        raise UserError(f"{folder}: no client '{one_line(client)}'{hint}, allowed are {allowed}")
-    config, sample = result.config, result.federation.input
-    if type(result.method).__name__ == "Stored":
-        raise UserError(f"{folder}: its method '{config.method}' is a user's own, which cannot be exported")
-    try:
-        built = build_model(config, result.federation.classes, sample, model)
-    except UserError as error:
-        raise UserError(f"{folder}: its model cannot be built here ({error})") from None
-    chosen = config.seeds[0] if seed is None else seed
-    params = read_model(folder, client, chosen, point)
-    return ClientModel(client, chosen, point, result.method, built, params, sample, result)
 
 
 def export(
@@ -133,8 +79,6 @@ def export(
     own = read_client(folder, client, seed, point, model)
     content = _program(own) if out.suffix == ".pt2" else _tensors(own)
     write_atomically(out, content)
-    from fedc2i.runs.model_card import write_card
-
     write_atomically(card, write_card(own, out.name).encode())
     return card
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from fedc2i.runs.client_model import ClientModel
 from fedc2i.training.metrics import TITLES, digits
-
-if TYPE_CHECKING:
-    from fedc2i.runs.export import ClientModel
 
 MOST_NAMED = 5
 _NETWORKS = {

@@ -1,0 +1,210 @@
+"""Pretrained networks on real images: what a frozen body, last blocks and adapters bring, and what they cost.
+
+Three federations of images: HAM10000 by clinic, the originals of Office-10, and a PACS-like folder of our own making
+(`experiments.stylised`). Every finished run is a line of ``OUT/runs.jsonl``; the same command computes only what is
+missing, on any machine, and ``--page`` writes the table.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import platform
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedc2i
+from experiments.grid import launch
+from experiments.stylised import make
+from fedc2i.core.errors import UserError
+from fedc2i.core.memory import cores
+from fedc2i.data.catalog import data_root
+from fedc2i.data.federation import Federation
+
+METHODS = ("local", "fedavg", "fedproto", "fedbn", "fedc2i", "fedc2i-plus")
+TITLES = ("Local", "FedAvg", "FedProto", "FedBN", "FedC²I", "FedC²I⁺")
+DATA = {"ham10000": "HAM10000, four clinics", "office": "Office-10, originals", "stylised": "PACS-like styles"}
+LONG: Mapping[str, Any] = {"rounds": 20, "epochs": 2, "seeds": "0-2"}
+SHORT: Mapping[str, Any] = {"rounds": 5, "epochs": 1, "seeds": "0", "executor": "looped"}
+ARMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "lenet": ("LeNet from scratch", {"model": "lenet5", **LONG}),
+    "head": ("frozen body, head", {"model": "efficientnet-lite0", "train": "head", **LONG}),
+    "last": ("last 2 blocks", {"model": "efficientnet-lite0", "train": "last:2", **SHORT}),
+    "lora": ("adapters of rank 8", {"model": "efficientnet-lite0", "train": "lora:8", **SHORT}),
+}
+SCORES = ("balanced_accuracy", "auroc")
+
+HEAD = """# Pretrained networks: what to train
+
+For readers who have images and wonder what to train: balanced accuracy and AUROC (%), means over clients after local
+training in the last round, of EfficientNet-Lite0 with its body frozen, its last two blocks or adapters trained, and of
+a LeNet from scratch.
+
+```console
+{commands}
+```
+"""
+NOTES = """
+- **Data**: {data}
+- **Protocol**: LeNet (64x64 images) and the frozen body train for 20 rounds of 2 epochs, seeds 0-2, mean ± standard
+  deviation over seeds. Last blocks and adapters train for 5 rounds of 1 epoch, seed 0 alone: a tenth of the steps,
+  because each of them costs a pass through the network. Adam, 0.001, batches of 32, tuned for nothing.
+- **FedBN** needs a normalisation layer that trains: LeNet's row is `lenet5-bn`; a frozen body and adapters have none
+  (–). Running statistics are constant in all pretrained rows.
+- **MB**: what one client sends up and receives down in a round. **s**: all rounds of all seeds, without loading; of the
+  frozen body without the feature pass, which is done once for all methods.
+- **Machines**: {machines}.
+"""
+
+
+@functools.lru_cache(maxsize=1)
+def federation(data: str, pretrained: bool, root: Path, out: Path) -> Federation:
+    """A data set, with images of the size that the model reads; HAM10000's are 96x96."""
+    if data == "ham10000":
+        return fedc2i.load("ham10000", data_dir=root, image_size=96 if pretrained else 64)
+    originals = root / "office10" / "images"
+    if not originals.is_dir():
+        raise UserError(f"{originals}: the originals of Office-10 are not there")
+    folder = originals if data == "office" else make(originals, out / "stylised")
+    return fedc2i.load(f"folder:{folder}", image_size=224 if pretrained else 64)
+
+
+def machine(device: str) -> str:
+    """Where a run is computed."""
+    if device == "cuda":
+        return str(torch.cuda.get_device_name())
+    return f"CPU, {cores()} cores ({platform.machine()})"
+
+
+def lines(given: Namespace) -> list[dict[str, Any]]:
+    """Finished runs."""
+    file = given.out / "runs.jsonl"
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+
+
+def compute(given: Namespace) -> None:
+    """All runs that are missing, one after the other, until the time is up."""
+    until = time.monotonic() + given.minutes * 60
+    done = {(own["data"], own["arm"], own["method"]) for own in lines(given)}
+    given.out.mkdir(parents=True, exist_ok=True)
+    for data, arm, method in _wanted(given):
+        if (data, arm, method) in done:
+            continue
+        if time.monotonic() > until:
+            print("time is up; the same command resumes", flush=True)
+            return
+        settings = {**ARMS[arm][1], "evaluate_every": 0, "device": given.device}
+        if (method, arm) == ("fedbn", "lenet"):
+            settings["model"] = "lenet5-bn"
+        line: dict[str, Any] = {"data": data, "arm": arm, "method": method, "machine": machine(given.device)}
+        began = time.perf_counter()
+        try:
+            own = federation(data, arm != "lenet", data_root(given.data_dir), given.out)
+            result = fedc2i.run(method, own, observer=_Saying(), **settings)
+        except UserError as error:
+            line["refused"] = str(error)
+        else:
+            line["scores"] = {name: result.averages("trained", name)["Avg"].tolist() for name in SCORES}
+            line |= {"up": result.bytes_up, "down": result.bytes_down, "seconds": result.seconds}
+            line["samples"] = result.federation.samples()
+        with (given.out / "runs.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        shown = line.get("refused") or {name: round(sum(own) / len(own), 2) for name, own in line["scores"].items()}
+        print(f"{data} {arm} {method}: {shown} ({time.perf_counter() - began:.1f} s)", flush=True)
+
+
+class _Saying:
+    """Shows nothing but the progress of a feature pass."""
+
+    def begin(self, result: Any) -> None:
+        """A run starts."""
+
+    def client(self, done: int, of: int) -> None:
+        """A client has trained."""
+
+    def round(self, report: Any) -> None:
+        """A round ended."""
+
+    def say(self, line: str) -> None:
+        """A line about features."""
+        print(line, flush=True)
+
+
+def _wanted(given: Namespace) -> Iterator[tuple[str, str, str]]:
+    for data in given.data.split(","):
+        for arm in given.arms.split(","):
+            if data not in DATA or arm not in ARMS:
+                raise UserError(f"'{data}', '{arm}': data are {', '.join(DATA)}, arms {', '.join(ARMS)}")
+            for method in METHODS:
+                yield data, arm, method
+
+
+def _mean(values: Sequence[float]) -> str:
+    if any(map(math.isnan, values)):
+        return "–"
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{mean:.1f}"
+    sd = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return f"{mean:.1f} ± {sd:.1f}"
+
+
+def page(found: Sequence[Mapping[str, Any]], commands: str) -> str:
+    """The table of the documentation: one for each data set."""
+    by_key = {(own["data"], own["arm"], own["method"]): own for own in found}
+    parts, sizes = [HEAD.format(commands=commands)], []
+    for data, title in DATA.items():
+        rows = ["| trains | method | balanced accuracy | AUROC | MB up | MB down | s |", f"|---|---|{'---:|' * 5}"]
+        for arm, (name, _) in ARMS.items():
+            for method, shown in zip(METHODS, TITLES, strict=True):
+                own = by_key.get((data, arm, method))
+                cells = ["–"] * 5
+                if own is not None and "scores" in own:
+                    traffic = [f"{own[way] / 1e6:.3f}" for way in ("up", "down")]
+                    cells = [*(_mean(own["scores"][score]) for score in SCORES), *traffic, f"{own['seconds']:.1f}"]
+                rows.append(f"| {name} | {shown} | {' | '.join(cells)} |")
+        parts.append(f"\n## {title}\n\n" + "\n".join(rows) + "\n")
+        samples: dict[str, Any] = next(
+            (own["samples"] for own in found if own["data"] == data and "samples" in own), {}
+        )
+        listed = ", ".join(f"{client} {own['train']}/{own['test']}" for client, own in samples.items())
+        sizes.append(f"{title} (train/test: {listed})")
+    machines = sorted({f"{ARMS[own['arm']][0]}: {own['machine']}" for own in found})
+    parts.append(NOTES.format(data="; ".join(sizes) + ".", machines="; ".join(machines)))
+    return "".join(parts)
+
+
+def run(given: Namespace) -> None:
+    """Computes what is missing; with ``--page``, writes the table."""
+    compute(given)
+    if given.page is not None:
+        commands = "$ python -m experiments.backbones --arms lenet,head --device cpu\n"
+        commands += "$ python -m experiments.backbones --arms last,lora --device cuda --page docs/tables/backbones.md"
+        given.page.write_text(page(lines(given), commands), encoding="utf-8")
+        print(given.page)
+
+
+def main(typed: Sequence[str]) -> int:
+    """The command; returns the exit code."""
+    options = ArgumentParser(prog="python -m experiments.backbones", description="What of a network to train.")
+    options.add_argument("--data", default=",".join(DATA), help="data sets, separated by commas")
+    options.add_argument("--arms", default=",".join(ARMS), help="what trains, separated by commas")
+    options.add_argument("--data-dir", type=Path, help="folder of the data sets; or the variable FEDC2I_DATA")
+    options.add_argument("--out", type=Path, default=Path("results/backbones"), help="folder of finished runs")
+    options.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu or cuda")
+    options.add_argument("--minutes", type=float, default=1e6, help="no run starts after this time")
+    options.add_argument("--page", type=Path, help="write the table of all finished runs there")
+    return launch(run, options, typed)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""A client's last model of a finished run, with all that is needed to predict with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedc2i.core.errors import UserError, nearest, one_line
+from fedc2i.core.params import Params
+from fedc2i.data.federation import InputSpec
+from fedc2i.engine.records import Point
+from fedc2i.methods.base import Method, Site
+from fedc2i.models.model import Model
+from fedc2i.runs.finished_run import read_model, read_run
+from fedc2i.runs.plan import build_model
+from fedc2i.runs.results import Result
+
+
+@dataclass(frozen=True)
+class ClientModel:
+    """A client's last model of a run, with all that is needed to predict with it."""
+
+    client: str
+    seed: int
+    point: Point
+    method: Method
+    model: Model
+    params: Params
+    sample: InputSpec
+    result: Result
+
+    def logits(self, x: Tensor) -> Tensor:
+        """What the method predicts."""
+        site = Site(self.model, torch.zeros(self.model.classes), torch.tensor(-1), {})
+        return self.method.predict(self.params, x, site)
+
+    @property
+    def network(self) -> nn.Module:
+        """The network alone, in evaluation mode; of a pretrained one, without its preprocessing."""
+        module = self.model.module_with(self.params).eval()
+        return module.get_submodule("net") if hasattr(module, "preprocessing") else module
+
+
+def read_client(
+    folder: Path, client: str, seed: int | None = None, point: Point = "trained", model: Model | None = None
+) -> ClientModel:
+    """A client's last model of a finished run; ``model`` if the run was started with an object of Python.
+
+    Raises:
+        UserError: if there is no such run, client or seed, or the model cannot be built here.
+    """
+    result = read_run(folder)
+    if client not in result.federation.names:
+        hint = nearest(client, result.federation.names)
+        allowed = ", ".join(result.federation.names)
+        raise UserError(f"{folder}: no client '{one_line(client)}'{hint}, allowed are {allowed}")
+    config, sample = result.config, result.federation.input
+    if type(result.method).__name__ == "Stored":
+        raise UserError(f"{folder}: its method '{config.method}' is a user's own, which cannot be exported")
+    try:
+        built = build_model(config, result.federation.classes, sample, model)
+    except UserError as error:
+        raise UserError(f"{folder}: its model cannot be built here ({error})") from None
+    chosen = config.seeds[0] if seed is None else seed
+    params = read_model(folder, client, chosen, point)
+    return ClientModel(client, chosen, point, result.method, built, params, sample, result)
