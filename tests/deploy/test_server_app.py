@@ -137,8 +137,10 @@ def test_a_run_over_partitions_of_a_data_set(with_figures: None, tmp_path: Path,
     result = go(FakeGrid(nodes), job(out, sites=(), count=3, settings={"seeds": "0,4"}), said)
     assert {name for name, content in files_below(out).items() if content is not None} == {
         *("config.toml", "job.json", "run.json", "metrics.jsonl", "influence.npz", "summary.json", "log.txt"),
-        *("accuracy.png", "influence.png", "influence_classes.png"),
+        *("accuracy.png", "influence.png", "influence_classes.png", "metrics.prom"),
     }
+    counted = (out / "metrics.prom").read_text().splitlines()
+    assert {"fedc2i_sites 3", "fedc2i_rounds_total 6", "fedc2i_answers_total 18"} <= {*counted}
     assert not [name for name in files_below(out) if "checkpoints" in name or "rounds" in name]
     assert is_drawn(out / "accuracy.png")
     assert_same(result, in_process(federation, seeds=(0, 4)))
@@ -274,7 +276,7 @@ class ChangedSince(FedAvg):
 
 
 def but_the_log(folder: Path) -> dict[str, bytes | None]:
-    return {name: content for name, content in files_below(folder).items() if name != "log.txt"}
+    return {name: content for name, content in files_below(folder).items() if name not in ("log.txt", "metrics.prom")}
 
 
 def test_a_file_that_was_changed_since_is_refused(tmp_path: Path, federation: Federation) -> None:

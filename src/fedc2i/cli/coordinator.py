@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -149,6 +150,14 @@ def start(
     out: Annotated[
         Path | None, typer.Option(help="The run folder; by default one under DIR/runs, an unfinished one again.")
     ] = None,
+    status: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Serve /healthz and Prometheus' /metrics there, e.g. 127.0.0.1:9093.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Start the coordinator, run a method over the admitted sites, and stop.
@@ -158,6 +167,7 @@ def start(
     site_runs.require_flower()
     from fedc2i.deploy.coordinator_folder import admitted, read_coordinator
     from fedc2i.deploy.job import Job, split_policy
+    from fedc2i.deploy.status_server import status_server
     from fedc2i.deploy.superlink import open_superlink, run_on
 
     own = read_coordinator(folder)
@@ -182,7 +192,8 @@ def start(
     link = open_superlink(own)
     try:
         say(f"listening on {own.bind}:{own.port}")
-        run_on(link, job, say)
+        with nullcontext() if status is None else status_server(status, job.out, link.is_alive):
+            run_on(link, job, say)
     finally:
         link.stop()
     site_runs.show_run(job.out, json)

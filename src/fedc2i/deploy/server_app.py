@@ -25,6 +25,7 @@ from fedc2i.data.remote import RemoteFederation
 from fedc2i.data.schema import Schema
 from fedc2i.deploy.job import RUN_FILE, Job
 from fedc2i.deploy.keys import pem_public
+from fedc2i.deploy.run_counters import RunCounters
 from fedc2i.deploy.run_description import describe
 from fedc2i.engine import accountant
 from fedc2i.engine.client import RunContext
@@ -90,7 +91,12 @@ def _run_job(grid: Grid, job: Job, say: Say) -> Result:
         work, setup = Assignment(context, plan.config), describe(plan, seed)
         return Coordinator(connections, federation, work, job.policy, f"{run}-seed{seed}", setup, say)
 
+    counters = RunCounters(len(federation.names))
+    counters.write(job.out)
+
     def report_round(report: Round) -> None:
+        counters.add(report)
+        counters.write(job.out)
         say(_line(report, plan.config.rounds, time.monotonic() - began, metric))
 
     result = driver.execute_by_seed(plan, job.out, coordinator, report_round, say, figures.draw_run)

@@ -200,7 +200,7 @@ def read_report(path: Path) -> Round:
 
 
 def check_diagnostics(array: npz.Declared, clients: int, classes: int = 1, rounds: int | None = None) -> None:
-    """Raises a `ValueError` if an array cannot be a diagnostic of so many clients.
+    """Raises a `ValueError` if an array cannot be a diagnostic of a given number of clients.
 
     ``rounds`` is how many the run may have, if the first axis is over rounds; ``clients`` is 0 if it is not known. A
     user's own method may measure anything, so the other axes are free: up to 16 MB, up to a value for each pair of
