@@ -42,3 +42,11 @@ def test_unknown_scale_is_refused() -> None:
     x, y = np.zeros((2, 2)), np.array([0, 1])
     with pytest.raises(UserError, match="allowed are client, federated, none"):
         from_arrays({"a": (x, y, x, y)}, scale="standard")  # type: ignore[arg-type]
+
+
+def test_a_constant_feature_is_zero_in_new_samples_and_a_large_offset_is_not_constant() -> None:
+    train = torch.stack([torch.zeros(5), torch.arange(5.0)], 1).double() + torch.tensor([0.0, 1e8])
+    by = Scaling.fit([train])
+    found = by.apply(torch.tensor([[250.0, 1e8 + 2]], dtype=torch.float64))
+    assert found.tolist() == [[0, 0]]
+    assert float(by.sd[1]) == pytest.approx(2.5**0.5)

@@ -20,25 +20,28 @@ class Scaling:
     """Means and standard deviations, one for each column of a table or channel of a signal."""
 
     mean: Tensor
-    sd: Tensor  # 1 where a feature is constant
+    sd: Tensor  # inf where a feature is constant: it becomes 0, in test samples as well
 
     @classmethod
     def fit(cls, parts: Sequence[Tensor]) -> Scaling:
-        """Over all samples of some clients; each adds only a count, a sum and a sum of squares."""
-        count, total, squares = 0, torch.zeros(()), torch.zeros(())
-        for x in parts:
-            values = _by_feature(x).to(torch.float64)
-            count += values.shape[1]
-            total, squares = total + values.sum(1), squares + values.square().sum(1)
-        mean = total / count
-        variance = (squares - count * mean.square()) / max(1, count - 1)
-        constant = variance <= 1e-12 * (squares / count).clamp(min=1e-30)
-        return cls(mean, torch.where(constant, 1.0, variance.clamp(min=0).sqrt()))
+        """Over all samples of some clients; each adds only sums: of its samples, then of their squared distances."""
+        values = [_by_feature(x).to(torch.float64) for x in parts]
+        count = sum(own.shape[1] for own in values)
+        mean = torch.stack([own.sum(1) for own in values]).sum(0) / count
+        variance = torch.stack([(own - mean[:, None]).square().sum(1) for own in values]).sum(0) / max(1, count - 1)
+        constant = variance.sqrt() <= 1e-12 * mean.abs()
+        return cls(mean, torch.where(constant, torch.inf, variance.sqrt()))
 
     def apply(self, x: Tensor) -> Tensor:
         """Scaled samples ``(N, features)`` or ``(N, channels, ...)``."""
         shape = (1, -1) + (1,) * (x.ndim - 2)
         return ((x.to(torch.float64) - self.mean.reshape(shape)) / self.sd.reshape(shape)).to(torch.float32)
+
+
+def check_scale(how: str) -> None:
+    """Refuses what is no `Scale`."""
+    if how not in get_args(Scale):
+        raise UserError(f"scale={how}, allowed are {', '.join(get_args(Scale))}")
 
 
 def scale(clients: Sequence[Client], how: Scale) -> tuple[Client, ...]:
@@ -49,8 +52,7 @@ def scale(clients: Sequence[Client], how: Scale) -> tuple[Client, ...]:
         how: ``client``, each by its own training data; ``federated``, all by the sums over their training data; or
             ``none``.
     """
-    if how not in get_args(Scale):
-        raise UserError(f"scale={how}, allowed are {', '.join(get_args(Scale))}")
+    check_scale(how)
     if how == "none" or clients[0].train.x.dtype == torch.uint8:
         return tuple(clients)
     together = Scaling.fit([client.train.x for client in clients]) if how == "federated" else None
