@@ -11,7 +11,8 @@ import pandas
 import pytest
 
 from fedc2i.core.errors import UserError
-from fedc2i.data.schema import Encoder, Schema, agree, describe
+from fedc2i.data.encoder import Encoder
+from fedc2i.data.schema import Column, Schema, agree, describe
 from fedc2i.data.sources import load
 from fedc2i.data.table import from_table
 
@@ -157,7 +158,7 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("a client without name", {"site": [None] + ["a"] * 19}, {}, "1 rows have no client"),
     ("mixed types", {"age": ["40"] * 19 + ["old"]}, {}, "numbers and text such as 'old'"),
     ("infinite", {"age": [1.0] * 19 + [np.inf]}, {}, "'age' (holds|must).*infinite"),
-    ("dates", {"age": ["2020-01-31"] * 20}, {}, "dates such as 2020-01-31"),
+    ("dates", {"age": ["2020-01-31"] * 20}, {}, "dates such as '2020-01-31'.*drop it with --set drop=age"),
     ("names of rows", {"sex": [f"patient {k}" for k in range(400)]}, {}, "different texts, allowed are 100.*drop it"),
     ("drop what is not there", {}, {"drop": "weight"}, "no column 'weight'"),
     ("one row", {"site": ["a"] * 19 + ["b"]}, {}, "client 'b': 1 row"),
@@ -178,7 +179,9 @@ def test_bad_tables_are_refused_in_a_line(
     ("text", "words"),
     [
         ("age,age,ill,site\n1,2,0,a\n", "two columns are called 'age'"),
-        ("", "cannot be read"),
+        ("", "is empty"),
+        ("age,ill,site\n1,0,a\n1,0,a,5\n", "a row has 4 cells instead of 3: 1,0,a,5"),
+        ("age,ill,site\n1,0\n", "a row has 2 cells instead of 3: 1,0"),
         ("age,ill,site\n", "no rows"),
     ],
 )
@@ -191,6 +194,17 @@ def test_constant_and_dropped_columns(tmp_path: Path) -> None:
     federation = load_csv(tmp_path, patients(age=[50.0] * 20, mrn=range(20)), drop="mrn, smoker")
     assert federation.input.shape == (3,)
     assert federation.clients[0].train.x[:, 0].abs().max() == 0
+
+
+def test_a_number_without_spread_in_training_is_zero_everywhere() -> None:
+    training = pandas.DataFrame({"chol": [0.0] * 5, "ca": [np.nan] * 5, "id": 1e8 + np.arange(5.0)})
+    schema = Schema(tuple(Column(name, "number") for name in training))
+    encoder = Encoder.fit(schema, [training])
+    new = pandas.DataFrame({"chol": [250.0, 0.0], "ca": [3.0, np.nan], "id": [1e8 + 2, 1e8]})
+    found = Encoder.from_json(json.loads(json.dumps(encoder.to_json()))).encode("new", new)
+    assert found[:, :2].tolist() == [[0, 0], [0, 0]]
+    assert found[:, 2] == pytest.approx([0, -2 / np.sqrt(2.5)])
+    assert Encoder.fit(schema, [training], scaled=False).encode("new", new)[0, :2].tolist() == [250, 3]
 
 
 def test_targets_are_for_tables_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,8 @@ def test_predictions_are_those_of_the_run(run: Path, table: pandas.DataFrame) ->
     assert found.columns.tolist() == ["prediction", "p(no)", "p(yes)"]
     assert found[["p(no)", "p(yes)"]].sum(axis=1).to_numpy() == pytest.approx(1)
     truth = table.loc[own.index, "ill"]
-    rows = np.array(__import__("json").loads((run / "split.json").read_text())["north"]["test"])
-    accuracy = 100 * (found["prediction"].to_numpy()[rows] == truth.to_numpy()[rows]).mean()
+    rows = json.loads((run / "split.json").read_text())["north"]["test"]  # of the file
+    accuracy = 100 * (found["prediction"] == truth)[rows].mean()
     assert accuracy == pytest.approx(result.accuracy("trained")[0, 0])
     assert len(rows) == len(data.test)
 
@@ -74,3 +75,44 @@ def test_run_without_a_table_is_refused(tmp_path: Path) -> None:
     fedc2i.run("local", fedc2i.from_arrays({"a": (x, y, x, y)}), rounds=1, seeds=[0], out=tmp_path / "run")
     with pytest.raises(UserError, match=r"no encoding\.json"):
         fedc2i.predict(tmp_path / "run", "a", pandas.DataFrame())
+
+
+def test_a_row_has_one_prediction_whatever_stands_beside_it(tmp_path: Path) -> None:
+    """A code such as 01 is a number if the file is read by itself."""
+    rng = np.random.default_rng(0)
+    wards = rng.choice(["01", "02", "A3"], 90)
+    rows = [f"{ward},{30 + k % 9},{int(ward == '01')},a" for k, ward in enumerate(wards)]
+    (tmp_path / "t.csv").write_text("\n".join(["ward,age,ill,site", *rows]))
+    settings = {"target": "ill", "clients": "site", "rounds": 2, "seeds": [0]}
+    fedc2i.run("local", f"table:{tmp_path}/t.csv", out=tmp_path / "run", **settings)
+    (tmp_path / "one.csv").write_text("ward;age\n01;33;\n")
+    (tmp_path / "two.csv").write_text("age,ward\n33,01\n34,A3\n")
+    one, two = (fedc2i.predict(tmp_path / "run", "a", tmp_path / name) for name in ("one.csv", "two.csv"))
+    assert one["p(1)"][0] == pytest.approx(two["p(1)"][0], abs=1e-6)
+    (tmp_path / "bad.csv").write_text("ward,age\n01,old\n")
+    with pytest.raises(UserError, match=r"bad.csv: column 'age' must hold numbers, got 'old'"):
+        fedc2i.predict(tmp_path / "run", "a", tmp_path / "bad.csv")
+
+
+def test_clients_of_a_partition_and_runs_of_a_comparison(table: pandas.DataFrame, tmp_path: Path) -> None:
+    table.to_csv(tmp_path / "t.csv", index=False)
+    settings = {"target": "ill", "clients": "site", "rounds": 1, "seeds": [0], "partition": "iid:2"}
+    fedc2i.compare(["local", "fedavg"], f"table:{tmp_path}/t.csv", out=tmp_path / "both", **settings)
+    found = fedc2i.predict(tmp_path / "both" / "local", "north/2", table.head(3))
+    assert len(found) == 3
+    with pytest.raises(UserError, match=r"no client 'north'.*allowed are north/1, north/2, south/1, south/2"):
+        fedc2i.predict(tmp_path / "both" / "local", "north", table)
+    with pytest.raises(UserError, match=r"both: not the folder.*holds several, name one of them: fedavg, local"):
+        fedc2i.predict(tmp_path / "both", "north/1", table)
+
+
+def test_a_model_of_python_is_given_again(table: pandas.DataFrame, tmp_path: Path) -> None:
+    model = fedc2i.split(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)))
+    data = fedc2i.from_table(table, "ill", "site")
+    result = fedc2i.run("local", data, model=model, rounds=1, seeds=[0], out=tmp_path / "run")
+    with pytest.raises(UserError, match=r"its model was an object of Python; predict in Python with model="):
+        fedc2i.predict(tmp_path / "run", "north", table)
+    found = fedc2i.predict(tmp_path / "run", "north", table, model=model)
+    rows = json.loads((tmp_path / "run" / "split.json").read_text())["north"]["test"]
+    accuracy = 100 * (found["prediction"] == table["ill"])[rows].mean()
+    assert accuracy == pytest.approx(result.accuracy("trained")[0, 0])

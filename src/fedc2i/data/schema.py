@@ -1,10 +1,7 @@
-"""Tables as numbers: what the columns of all clients have in common, and how each client encodes its rows.
+"""The columns of tables: what each client says about its own, and what all have in common.
 
 A client describes its training columns (`describe`): names, kinds, categories, and whether values are missing. `agree`
-joins the descriptions of all clients; no row and no statistic is needed for that. `Encoder` then turns rows into
-numbers: a numeric column becomes one input, standardised; a boolean one 0 or 1; a categorical one an indicator for each
-category. A column that lacks values anywhere gets one more indicator, "is missing". A category that is not in the
-agreed schema sets no indicator.
+joins the descriptions of all clients; no row and no statistic is needed for that.
 """
 
 from __future__ import annotations
@@ -18,6 +15,7 @@ import numpy as np
 import torch
 
 from fedc2i.core.errors import UserError, one_line
+from fedc2i.data.cell_text import are_dates, have_commas, how_to_drop, is_number, label
 from fedc2i.data.federation import InputSpec
 
 if TYPE_CHECKING:
@@ -28,8 +26,6 @@ MOST_CATEGORIES = 100
 MOST_COLUMNS = 10_000
 MOST_LETTERS = 1000  # of the name of a column or category
 MOST_NAMED = 8
-
-Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -120,42 +116,47 @@ def _describe(where: str, name: str, values: pandas.Series[Any]) -> Column:
         if not np.isfinite(found.to_numpy(np.float64)).all():
             raise UserError(f"{what} holds infinite numbers; replace them or leave the cells empty")
         return Column(name, "number", missing=missing)
-    if pandas.api.types.is_datetime64_any_dtype(found) or _are_dates(found):
-        raise UserError(f"{what} holds dates such as {found.iloc[0]}; make numbers of them (days, years), or drop it")
-    texts = found.map(lambda value: str(value).strip())
-    _refuse_mixed(what, texts)
-    categories = sorted({*texts})
-    if len(categories) > MOST_CATEGORIES:
+    counts = _counts(found)
+    example, drop = f"'{one_line(next(iter(counts)), 40)}'", how_to_drop(name)
+    if pandas.api.types.is_datetime64_any_dtype(found) or are_dates(counts):
+        raise UserError(f"{what} holds dates such as {example}; make numbers of them (days, years), or {drop}")
+    if have_commas(counts):
+        raise UserError(f"{what} holds numbers with a comma such as {example}; write them with a point, or {drop}")
+    _refuse_mixed(what, counts)
+    if len(counts) > MOST_CATEGORIES:
         raise UserError(
-            f"{what} has {len(categories):,} different texts, allowed are {MOST_CATEGORIES}; if it names rows, drop it"
+            f"{what} has {len(counts):,} different texts, allowed are {MOST_CATEGORIES}; if it names rows, {drop}"
         )
-    if len(max(categories, key=len)) > MOST_LETTERS:
-        raise UserError(f"{what} holds texts of more than {MOST_LETTERS} letters, which are no categories; drop it")
-    return Column(name, "category", tuple(categories), missing)
+    if len(max(counts, key=len)) > MOST_LETTERS:
+        raise UserError(f"{what} holds texts of more than {MOST_LETTERS} letters, which are no categories; {drop}")
+    return Column(name, "category", tuple(sorted(counts)), missing)
 
 
 def check_types(where: str, tables: Sequence[pandas.DataFrame]) -> None:
     """Refuses numbers mixed with text in all parts of a client: without test rows they could pass for categories."""
-    import pandas
-
     for name in tables[0].columns:
-        found = [table[name].dropna() for table in tables if name in table.columns]
-        texts = [own.astype(str).str.strip() for own in found if own.dtype == object or own.dtype == "string"]
-        if texts:
-            _refuse_mixed(f"{where}: column '{one_line(name, 80)}'", pandas.concat(texts))
+        counts: Counter[str] = Counter()
+        for table in tables:
+            if name in table.columns and (table[name].dtype == object or table[name].dtype == "string"):
+                counts += _counts(table[name].dropna())
+        _refuse_mixed(f"{where}: column '{one_line(name, 80)}'", counts)
 
 
-def _refuse_mixed(what: str, texts: pandas.Series[Any]) -> None:
-    import pandas
+def _counts(values: pandas.Series[Any]) -> Counter[str]:
+    """How many cells have each text."""
+    found: Counter[str] = Counter()
+    for value, count in values.value_counts(sort=False).items():
+        found[label(value)] += int(count)
+    return found
 
-    numbers = pandas.to_numeric(texts, errors="coerce")
-    if 0.5 < numbers.notna().mean() < 1:
-        odd = texts[numbers.isna()].iloc[0]
-        raise UserError(f"{what} holds numbers and text such as '{one_line(odd, 40)}'; correct it, or leave it empty")
 
-
-def _are_dates(values: pandas.Series[Any]) -> bool:
-    return bool(values.head(100).astype(str).str.fullmatch(r"\d{4}-\d{1,2}-\d{1,2}([ T].*)?").all())
+def _refuse_mixed(what: str, counts: Counter[str]) -> None:
+    odd = [text for text in counts if not is_number(text)]
+    numbers = counts.total() - sum(counts[text] for text in odd)
+    if odd and numbers > counts.total() / 2:
+        raise UserError(
+            f"{what} holds numbers and text such as '{one_line(odd[0], 40)}'; correct it, or leave it empty"
+        )
 
 
 def agree(where: str, clients: Mapping[str, Schema]) -> Schema:
@@ -196,12 +197,12 @@ def check_fit(where: str, schema: Schema, agreed: Schema) -> None:
     for own in schema.columns:
         if new := [value for value in own.categories if value not in known[own.name]]:
             raise UserError(
-                f"{where}: column '{one_line(own.name, 80)}' has categories that the run does not know, {_some(new)}; "
+                f"{where}: column '{one_line(own.name, 80)}' has categories that the run does not know, {listed(new)}; "
                 "a site with new ones must be there when the run starts"
             )
         if own.kind not in ("unknown", kinds[own.name]):
             differs = f"is of the kind '{own.kind}', in the run '{kinds[own.name]}'"
-            raise UserError(f"{where}: column '{one_line(own.name, 80)}' {differs}; correct the table, or drop it")
+            raise UserError(f"{where}: column '{one_line(own.name, 80)}' {differs}; correct the table")
 
 
 def check_columns(where: str, schema: Schema, names: Sequence[str], other: str) -> None:
@@ -209,7 +210,7 @@ def check_columns(where: str, schema: Schema, names: Sequence[str], other: str) 
     own = {column.name for column in schema.columns}
     lacks, adds = [name for name in names if name not in own], sorted(own - {*names})
     if lacks or adds:
-        parts = [f"lacks {_some(lacks)}"] * bool(lacks) + [f"has also {_some(adds)}"] * bool(adds)
+        parts = [f"lacks {listed(lacks)}"] * bool(lacks) + [f"has also {listed(adds)}"] * bool(adds)
         raise UserError(f"{where} {' and '.join(parts)}, compared with {other}; all need the same columns")
 
 
@@ -220,104 +221,14 @@ def _join(where: str, name: str, clients: Mapping[str, Schema]) -> Column:
         differs = ", ".join(f"{kind} at '{client}'" for kind, client in kinds.items())
         raise UserError(f"{where}: column '{one_line(name, 80)}' is not of one kind: {differs}")
     if not kinds:
-        raise UserError(f"{where}: column '{one_line(name, 80)}' has no value at any client; drop it")
+        raise UserError(f"{where}: column '{one_line(name, 80)}' has no value at any client; {how_to_drop(name)}")
     categories = sorted({value for own in found.values() for value in own.categories})
     if len(categories) > MOST_CATEGORIES:
         raise UserError(f"{where}: column '{name}' has {len(categories)} categories, allowed are {MOST_CATEGORIES}")
     return Column(name, next(iter(kinds)), tuple(categories), any(own.missing for own in found.values()))
 
 
-@dataclass(frozen=True)
-class Encoder:
-    """Turns a client's rows into numbers; fitted on its training rows, saved with the run."""
-
-    schema: Schema
-    mean: tuple[float, ...]  # of each column; 0 if it is not a number
-    sd: tuple[float, ...]  # of each column; 1 if it is not a number, or constant
-
-    @classmethod
-    def fit(cls, schema: Schema, tables: Sequence[pandas.DataFrame], scaled: bool = True) -> Encoder:
-        """Means and deviations over the training rows of one client, or of several by their sums."""
-        means, sds = [], []
-        for column in schema.columns:
-            mean, sd = 0.0, 1.0
-            if column.kind == "number":
-                parts = [_numbers("training rows", column, table[column.name]) for table in tables]
-                known = [part[~np.isnan(part)] for part in parts]
-                count, total = sum(map(len, known)), sum(float(part.sum()) for part in known)
-                squares = sum(float(np.square(part).sum()) for part in known)
-                mean = total / count if count else 0.0
-                variance = (squares - count * mean**2) / max(1, count - 1)
-                sd = variance**0.5 if variance > 1e-12 * max(squares, 1e-30) / max(1, count) else 1.0
-            means.append(mean if scaled else 0.0)
-            sds.append(sd if scaled else 1.0)
-        return cls(schema, tuple(means), tuple(sds))
-
-    def encode(self, where: str, table: pandas.DataFrame) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Rows ``(N, inputs)``; a missing number becomes the training mean.
-
-        Raises:
-            UserError: for a missing column, or a value that is not a number where one is needed.
-        """
-        absent = [column.name for column in self.schema.columns if column.name not in table.columns]
-        if absent:
-            raise UserError(f"{where}: no column {_some(absent)}; needed are {_some(self._names())}")
-        parts = [
-            self._encode(where, column, table[column.name], mean, sd)
-            for column, mean, sd in zip(self.schema.columns, self.mean, self.sd, strict=True)
-        ]
-        return np.concatenate(parts, axis=1).astype(np.float32)
-
-    def _encode(self, where: str, column: Column, values: pandas.Series[Any], mean: float, sd: float) -> Array:
-        missing = values.isna().to_numpy()
-        if column.kind == "category":
-            texts = values.map(lambda value: str(value).strip()).to_numpy()
-            parts = [(texts == category) & ~missing for category in column.categories]
-        else:
-            numbers = _numbers(where, column, values)
-            parts = [np.where(np.isnan(numbers), 0.0, (numbers - mean) / sd)]
-        return np.stack([*parts, missing] if column.missing else parts, axis=1).astype(np.float64)
-
-    def _names(self) -> list[str]:
-        return [column.name for column in self.schema.columns]
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return {"columns": self.schema.to_json(), "mean": list(self.mean), "sd": list(self.sd)}
-
-    @classmethod
-    def from_json(cls, values: Any) -> Encoder:
-        """Reads `to_json`.
-
-        Raises:
-            UserError: if it is something else.
-        """
-        try:
-            schema = Schema.from_json(values["columns"])
-            mean, sd = (tuple(float(own) for own in values[name]) for name in ("mean", "sd"))
-            if not len(mean) == len(sd) == len(schema.columns):
-                raise UserError("not an encoder of a table: its means, deviations and columns differ in number")
-        except (TypeError, LookupError, ValueError):
-            raise UserError("not an encoder of a table: it needs columns, mean and sd") from None
-        return cls(schema, mean, sd)
-
-
-def _numbers(where: str, column: Column, values: pandas.Series[Any]) -> Array:
-    """As floats with nan for missing ones."""
-    import pandas
-
-    try:
-        numbers = pandas.to_numeric(values.replace({True: 1, False: 0}) if values.dtype == object else values)
-        found: Array = numbers.to_numpy(np.float64, na_value=np.nan)
-    except (ValueError, TypeError) as error:
-        raise UserError(
-            f"{where}: column '{one_line(column.name, 80)}' must hold numbers ({one_line(error)})"
-        ) from None
-    if np.isinf(found).any():
-        raise UserError(f"{where}: column '{one_line(column.name, 80)}' holds infinite numbers")
-    return found
-
-
-def _some(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first names of columns, and how many more there are."""
     shown = ", ".join(f"'{one_line(name, 40)}'" for name in names[:MOST_NAMED])
     return shown + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")

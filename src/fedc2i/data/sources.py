@@ -17,7 +17,6 @@ SOURCES = (
 PUBLIC_IMAGES = ("digits", "digit5", "office10", "ham10000")  # that anyone may see
 MIN_SIZE, MAX_SIZE = 8, 512
 FILE_SIZES = {"folder": MAX_SIZE, "ham10000": 96}  # sources of image files, and the side that is in the files
-TABLES = (".csv", ".parquet")
 
 
 def load(
@@ -88,12 +87,14 @@ def shows_images(federation: Federation) -> bool:
 
 def _hint(spec: str) -> str:
     """What the user may have meant: a file or folder that exists, or a similar name."""
+    from fedc2i.data.table_reader import SUFFIXES
+
     path = Path(spec)
     try:
-        kind = "table" if path.is_file() and path.suffix.lower() in TABLES else None
+        kind = "table" if path.is_file() and path.suffix.lower() in SUFFIXES else None
         if spec and path.is_dir():
             suffixes = {child.suffix.lower() for child in path.iterdir()}
-            kind = "arrays" if ".npz" in suffixes else "table" if suffixes & set(TABLES) else "folder"
+            kind = "arrays" if ".npz" in suffixes else "table" if suffixes & set(SUFFIXES) else "folder"
         if kind:
             return f"; did you mean {kind}:{spec}?"
     except (OSError, ValueError):  # no name that a file can have

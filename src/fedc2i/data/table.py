@@ -16,22 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedc2i.core import memory
-from fedc2i.core.errors import UserError, flaw, one_line
+from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.seeding import key
+from fedc2i.data.cell_text import how_to_drop, label
+from fedc2i.data.encoder import Encoder
 from fedc2i.data.federation import Client, DataOptions, Federation, Split, stratified_order
 from fedc2i.data.folder import entries, natural_key
-from fedc2i.data.schema import MOST_COLUMNS, Encoder, Schema, agree, check_types, describe
+from fedc2i.data.scaling import check_scale
+from fedc2i.data.schema import MOST_COLUMNS, Schema, agree, check_types, describe
+from fedc2i.data.table_reader import SUFFIXES, read
 
 if TYPE_CHECKING:
     import pandas
 
-SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
 PARTS = ("train", "validation", "test")
-MISSING = ("?", "", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "-")
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 MOST_CLASSES, MOST_CLIENTS = 100, 10_000
-GROWTH = 4  # a file in memory, compared with its size on disk
+MOST_NUMBERS, LEAST_ROWS = 20, 5  # values of a target of numbers, and beyond that rows of each
+LEAST_IDS = 20  # rows of a client in which different whole numbers are no chance
 ENCODING, SPLIT = "encoding.json", "split.json"  # in the run folder
 
 Tables = Mapping[str, Mapping[str, "pandas.DataFrame"]]  # by client, then by part
@@ -45,7 +47,7 @@ class Rows:
     Attributes:
         name: of the federation.
         parts: by client.
-        chosen: the row numbers of each part by client, where we chose them.
+        chosen: the rows of each part by client, as the table's index names them, where we chose them.
         classes: names of the labels.
         target: the column to predict.
         scale: as in `from_table`.
@@ -54,7 +56,7 @@ class Rows:
 
     name: str
     parts: Mapping[str, Parts]
-    chosen: Mapping[str, Mapping[str, list[int]]]
+    chosen: Mapping[str, Mapping[str, list[Any]]]
     classes: tuple[str, ...]
     target: str
     scale: str
@@ -69,6 +71,15 @@ class Rows:
             found[client] = describe(where, own["train"][0])
         return found
 
+    def id_notes(self, schema: Schema) -> list[str]:
+        """A line for each column that has a different whole number in every row of every client: it may name rows."""
+        return [
+            f"'{one_line(column.name, 80)}' has a different whole number in every row; if it names rows, "
+            f"{how_to_drop(column.name)}."
+            for column in schema.columns
+            if column.kind == "number" and all(_are_ids(own, column.name) for own in self.parts.values())
+        ]
+
     def encode(self, schema: Schema) -> Federation:
         """The clients with rows as numbers, and how that was done as attachments."""
         training = {client: own["train"][0] for client, own in self.parts.items()}
@@ -80,7 +91,7 @@ class Rows:
         built = tuple(_client(self.name, client, own, encoders[client]) for client, own in self.parts.items())
         attachments = {
             ENCODING: json.dumps({"target": self.target, "clients": {c: own.to_json() for c, own in encoders.items()}}),
-            SPLIT: json.dumps(self.chosen),
+            SPLIT: json.dumps(self.chosen, default=str),
         }
         preset = {"rounds": 20}
         return Federation(self.name, built, self.classes, self.notes, preset=preset, attachments=attachments)
@@ -120,19 +131,19 @@ def _read_tables(argument: str, options: DataOptions, alone: str | None = None) 
         raise UserError(f"table:{argument}: name the column to predict with --target COLUMN")
     path = Path(argument).expanduser()
     if not path.is_dir():
-        table = read(path)
+        table = read({"": path}, options.target)[""]
         return {alone: {"": table}} if alone and not options.clients else _by_column(str(path), table, options.clients)
     if options.clients:
         raise UserError(f"{path}: a folder has one file per client, so --clients is not for it")
     tables: dict[str, Any] = {}
     for entry in entries(path):
         if entry.is_dir():
-            parts = {file.stem: read(file) for file in entries(entry) if file.suffix.lower() in SUFFIXES}
-            if not {"train", "test"} <= parts.keys() <= {*PARTS}:
+            files = {file.stem: file for file in entries(entry) if file.suffix.lower() in SUFFIXES}
+            if not {"train", "test"} <= files.keys() <= {*PARTS}:
                 raise UserError(f"{entry}: a client's folder holds train.csv, test.csv and perhaps validation.csv")
-            tables[entry.name] = parts
+            tables[entry.name] = read(files, options.target)
         elif entry.suffix.lower() in SUFFIXES:
-            tables[entry.stem] = {"": read(entry)}
+            tables[entry.stem] = read({"": entry}, options.target)
         else:
             raise UserError(f"{entry}: allowed are files ending in {', '.join(SUFFIXES)}; move it elsewhere")
     if not tables:
@@ -169,67 +180,28 @@ def from_table(
         >>> from_table(pandas.DataFrame(rows), target="ill", clients="site").names
         ('A', 'B')
     """
-    options = DataOptions(scale=scale, target=target, clients=clients, seed=seed)  # type: ignore[arg-type]
+    check_scale(scale)
+    column = None if clients is None else str(clients)
+    options = DataOptions(scale=scale, target=str(target), clients=column, seed=seed)  # type: ignore[arg-type]
     if isinstance(table, Mapping):
-        return build(name, {str(client): {"": own} for client, own in table.items()}, options)
-    return build(name, _by_column(name, table, clients), options)
+        return build(name, {str(client): {"": _named(name, own)} for client, own in table.items()}, options)
+    return build(name, _by_column(name, _named(name, table), column), options)
 
 
-def read(path: Path) -> pandas.DataFrame:
-    """A CSV file (comma, semicolon or tab; UTF-8 or Latin-1) or a Parquet file.
-
-    Raises:
-        UserError: if it cannot be read, is empty, or has two columns of one name.
-    """
-    try:
-        import pandas
-    except ImportError:
-        raise UserError("tables need pandas: pip install 'fedc2i[table]'") from None
-    if not path.is_file():
-        raise UserError(f"{path}: no such file, a CSV or Parquet file is expected")
-    memory.require(path, GROWTH * path.stat().st_size, "its rows")
-    try:
-        table = pandas.read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
-    except UserError:
-        raise
-    except ImportError:
-        raise UserError("Parquet files need pyarrow: pip install 'fedc2i[table]'") from None
-    except Exception as error:  # parsers fail in too many ways to list
-        raise UserError(f"{path}: cannot be read as a table ({flaw(error)})") from None
-    if table.empty:
-        raise UserError(f"{path}: no rows below the header")
-    return table
-
-
-def _read_csv(path: Path) -> pandas.DataFrame:
-    import pandas
-
-    encoding = "utf-8-sig"
-    with path.open("rb") as stream:
-        head = stream.read(2**16)
-    if b"\0" in head:
-        raise UserError(f"{path}: not a text file (UTF-16?); save it as CSV in UTF-8")
-    try:
-        with path.open(encoding="utf-8-sig") as text:
-            for _ in iter(lambda: text.read(2**20), ""):
-                pass
-    except UnicodeDecodeError:
-        encoding = "latin-1"
-    first = head.decode(encoding, errors="replace").splitlines()[:1] or [""]
-    separator = max(",;\t", key=first[0].count)
-    header = pandas.read_csv(path, sep=separator, encoding=encoding, header=None, nrows=1, dtype=str).iloc[0]
-    names = [str(name).strip() for name in header]
-    twice = sorted({name for name in names if names.count(name) > 1})
+def _named(where: str, table: pandas.DataFrame) -> pandas.DataFrame:
+    """With texts as the names of columns."""
+    names = [str(name) for name in table.columns]
+    twice = [name for name in names if names.count(name) > 1] if len({*names}) < len(names) else []
     if twice:
-        raise UserError(f"{path}: two columns are called '{one_line(twice[0], 80)}'")
-    table = pandas.read_csv(path, sep=separator, encoding=encoding, na_values=list(MISSING), low_memory=False)
+        raise UserError(f"{where}: two columns are called '{one_line(twice[0], 80)}'")
     return table.set_axis(names, axis=1)
 
 
 def build(name: str, tables: Tables, options: DataOptions) -> Federation:
     """A federation of tables by client and part; ``""`` is a part that is still to be divided."""
     rows = divide(name, tables, options)
-    return rows.encode(agree(name, rows.describe()))
+    schema = agree(name, rows.describe())
+    return replace(rows, notes=(*rows.notes, *rows.id_notes(schema))).encode(schema)
 
 
 def divide(name: str, tables: Tables, options: DataOptions, least_classes: int = 2) -> Rows:
@@ -243,7 +215,7 @@ def divide(name: str, tables: Tables, options: DataOptions, least_classes: int =
     parts, rows = {}, {}
     for client, own in cleaned.items():
         where = f"{name}: client '{one_line(client, 80)}'"
-        labels = {part: table[target].map(_label).map(number).to_numpy() for part, table in own.items()}
+        labels = {part: table[target].map(label).map(number).to_numpy() for part, table in own.items()}
         inputs = {part: table.drop(columns=[target]) for part, table in own.items()}
         parts[client], rows[client] = _divided(where, inputs, labels, key(options.seed, client, "split"))
     return Rows(name, parts, rows, classes, target, options.scale, tuple(notes))
@@ -257,7 +229,7 @@ def _by_column(where: str, table: pandas.DataFrame, column: str | None) -> dict[
     empty = int(table[column].isna().sum())
     if empty:
         raise UserError(f"{where}: {empty} rows have no client in column '{column}'")
-    owners = table[column].map(_label)
+    owners = table[column].map(label)
     rest = table.drop(columns=[column])
     return {owner: {"": rest[owners == owner]} for owner in sorted({*owners}, key=natural_key)}
 
@@ -288,11 +260,6 @@ def _parts_of(where: str, table: pandas.DataFrame, column: str) -> dict[str, pan
     return {part: table[named == part].drop(columns=[column]) for part in PARTS if part in {*named}}
 
 
-def _label(value: Any) -> str:
-    """A class or client as text: 1.0 and 1 are the same."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
-
-
 def _with_target(name: str, tables: Tables, target: str) -> tuple[dict[str, dict[str, pandas.DataFrame]], list[str]]:
     """The rows that have a target, and a note on how many have none."""
     cleaned: dict[str, dict[str, pandas.DataFrame]] = {}
@@ -316,12 +283,16 @@ def _with_target(name: str, tables: Tables, target: str) -> tuple[dict[str, dict
 
 
 def _classes(name: str, tables: Tables, target: str, least: int) -> tuple[str, ...]:
-    found = {_label(value) for parts in tables.values() for table in parts.values() for value in table[target].unique()}
+    columns = [table[target] for parts in tables.values() for table in parts.values()]
+    found = {label(value) for column in columns for value in column.unique()}
+    what = f"{name}: column '{target}' has {len(found):,} different"
+    remedy = "this package predicts classes: make some of the numbers, e.g. low and high"
     if len(found) > MOST_CLASSES:
-        raise UserError(
-            f"{name}: column '{target}' has {len(found):,} different values, allowed are {MOST_CLASSES}; this package "
-            "predicts classes: make some of the numbers, e.g. low and high"
-        )
+        raise UserError(f"{what} values, allowed are {MOST_CLASSES}; {remedy}")
+    if len(found) > MOST_NUMBERS and all(column.dtype.kind in "iuf" for column in columns):
+        few = sum(map(len, columns)) < LEAST_ROWS * len(found)
+        if few or any((column % 1 != 0).any() for column in columns):
+            raise UserError(f"{what} numbers; {remedy}")
     if len(found) < least:
         raise UserError(f"{name}: column '{target}' has only the value '{next(iter(found))}', two are needed")
     return tuple(sorted(found, key=natural_key))
@@ -329,8 +300,8 @@ def _classes(name: str, tables: Tables, target: str, least: int) -> tuple[str, .
 
 def _divided(
     where: str, tables: Mapping[str, pandas.DataFrame], labels: Mapping[str, Any], seed: int
-) -> tuple[dict[str, tuple[pandas.DataFrame, Any]], dict[str, list[int]]]:
-    """Rows and labels by part, and the row numbers of a part where we chose them."""
+) -> tuple[dict[str, tuple[pandas.DataFrame, Any]], dict[str, list[Any]]]:
+    """Rows and labels by part, and the rows of a part, as the table's index names them, where we chose them."""
     if "" not in tables:
         return {part: (table, labels[part]) for part, table in tables.items()}, {}
     (table,), (y,) = tables.values(), labels.values()
@@ -342,7 +313,8 @@ def _divided(
     ends = [count - test - validation, count - validation]
     train_rows, test_rows, validation_rows = (np.sort(part) for part in np.split(order, ends))
     rows = {"train": train_rows, "validation": validation_rows, "test": test_rows}
-    return {part: (table.iloc[own], y[own]) for part, own in rows.items()}, {p: r.tolist() for p, r in rows.items()}
+    named = {part: table.index[own].tolist() for part, own in rows.items()}
+    return {part: (table.iloc[own], y[own]) for part, own in rows.items()}, named
 
 
 def _client(name: str, client: str, parts: Mapping[str, tuple[pandas.DataFrame, Any]], encoder: Encoder) -> Client:
@@ -352,6 +324,12 @@ def _client(name: str, client: str, parts: Mapping[str, tuple[pandas.DataFrame, 
     }
     splits.setdefault("validation", splits["train"].take([]))
     return Client(client, **splits)
+
+
+def _are_ids(parts: Parts, column: str) -> bool:
+    values = np.concatenate([table[column].to_numpy(np.float64, na_value=np.nan) for table, _ in parts.values()])
+    whole = len(values) >= LEAST_IDS and bool((values == np.round(values)).all())
+    return whole and len(np.unique(values)) == len(values)
 
 
 def _some(names: Sequence[Any]) -> str:

@@ -10,19 +10,23 @@ import torch
 from torch import Tensor
 
 from fedc2i.core.errors import UserError, nearest, one_line
-from fedc2i.core.files import read_json, refuse_code
+from fedc2i.core.files import is_plugin, read_json, refuse_code
+from fedc2i.data.encoder import Encoder
 from fedc2i.data.federation import InputSpec
-from fedc2i.data.schema import Encoder
-from fedc2i.data.table import ENCODING, read
+from fedc2i.data.table import ENCODING
+from fedc2i.data.table_reader import read
 from fedc2i.engine.records import Point
-from fedc2i.methods.base import Site
+from fedc2i.methods.base import Method, Site, find_method
 from fedc2i.runs.finished_run import read_model
+from fedc2i.runs.folder import SUMMARY
 from fedc2i.runs.plan import build_model, parse_method
 from fedc2i.runs.settings import make, read_toml
 from fedc2i.training.metrics import AT_ONCE
 
 if TYPE_CHECKING:
     import pandas
+
+    from fedc2i.models.model import Model
 
 
 def predict(
@@ -33,6 +37,8 @@ def predict(
     seed: int | None = None,
     point: Point = "trained",
     trust: bool = False,
+    model: Model | None = None,
+    method: Method | None = None,
 ) -> pandas.DataFrame:
     """A client's predictions for new rows of a table, or for new images.
 
@@ -44,6 +50,8 @@ def predict(
         seed: of the run; its first by default.
         trust: execute the Python files (``FILE.py:NAME``) that the folder names as its method or model.
         point: the model before (``received``) or after (``trained``) the last local training.
+        model: the run's, if it was an object of Python.
+        method: the run's, if it was an object of Python.
 
     Returns:
         One line a row: ``prediction``, the class, and ``p(CLASS)``, its probabilities; of images, ``file`` first.
@@ -52,37 +60,57 @@ def predict(
         UserError: if the run has no encoding or no such client, or a column or image is missing.
     """
     folder = Path(folder)
-    if not (folder / "summary.json").is_file():
-        raise UserError(f"{folder}: not the folder of a finished run; it has no summary.json")
-    summary = read_json(folder / "summary.json")
+    if not (folder / SUMMARY).is_file():
+        runs = sorted(path.parent.name for path in folder.glob(f"*/{SUMMARY}"))
+        several = f"it holds several, name one of them: {', '.join(runs)}"
+        raise UserError(f"{folder}: not the folder of a finished run; {several if runs else f'it has no {SUMMARY}'}")
+    summary = read_json(folder / SUMMARY)
     if (folder / ENCODING).is_file():
-        encoder = _encoder(folder, client)
-        table = read(Path(rows)) if isinstance(rows, str | Path) else rows
-        x = torch.from_numpy(encoder.encode(str(rows) if isinstance(rows, str | Path) else "rows", table))
-        index, first = table.index, {}
+        x, index = _rows(_encoder(folder, client, summary), rows)
+        first: dict[str, list[str]] = {}
     else:
         x, files = _images(folder, summary, rows)
         index, first = range(len(files)), {"file": [str(file) for file in files]}
     settings = read_toml(folder / "config.toml")
     refuse_code(folder, [settings.get(name) for name in ("method", "model")], trust)
     classes = tuple(map(str, summary["classes"]))
-    kind, name, _ = parse_method(str(settings["method"]))
+    wanted = method or str(settings["method"])
+    if isinstance(wanted, str) and not is_plugin(wanted) and find_method(wanted) is None:
+        raise UserError(f"{folder}: its method '{wanted}' was an object of Python; predict in Python with method=...")
+    if model is None and settings["model"] == "custom":
+        raise UserError(f"{folder}: its model was an object of Python; predict in Python with model=...")
+    kind, name, _ = parse_method(wanted)
     config = make(kind, {**settings, "method": name})
-    method, model = kind(**config.options), build_model(config, classes, InputSpec.of(x))
+    used = wanted if isinstance(wanted, Method) else kind(**config.options)
+    network = build_model(config, classes, InputSpec.of(x), model)
     params = read_model(folder, client, summary["seeds"][0] if seed is None else seed, point)
-    site = Site(model, torch.zeros(len(classes)), torch.tensor(-1), {})
+    site = Site(network, torch.zeros(len(classes)), torch.tensor(-1), {})
     with torch.no_grad():
-        pieces = [method.predict(params, piece, site).softmax(1) for piece in torch.split(x, AT_ONCE)]
+        pieces = [used.predict(params, piece, site).softmax(1) for piece in torch.split(x, AT_ONCE)]
     return _table(classes, torch.cat(pieces), index, first)
 
 
-def _encoder(folder: Path, client: str) -> Encoder:
+def _encoder(folder: Path, client: str, summary: Any) -> Encoder:
     """How the client's rows were encoded."""
     encoders = read_json(folder / ENCODING)["clients"]
-    if client not in encoders:
-        hint = nearest(client, list(encoders))
-        raise UserError(f"{folder}: no client '{one_line(client)}'{hint}, allowed are {', '.join(encoders)}")
-    return Encoder.from_json(encoders[client])
+    # A partition splits a client after its rows were encoded; a site has its own encoder only.
+    named = summary.get("clients", list(encoders))
+    by_client = {name: encoders.get(name) or encoders.get(name.rpartition("/")[0]) for name in named}
+    names = [name for name, own in by_client.items() if own]
+    if client not in names:
+        hint = nearest(client, names)
+        raise UserError(f"{folder}: no client '{one_line(client)}'{hint}, allowed are {', '.join(names)}")
+    return Encoder.from_json(by_client[client])
+
+
+def _rows(encoder: Encoder, rows: Any) -> tuple[Tensor, Any]:
+    """Rows as the run has read them, and their index."""
+    if isinstance(rows, str | Path):
+        kinds = {column.name: column.kind for column in encoder.schema.columns}
+        table = read({"": Path(rows)}, kinds=kinds)[""]
+    else:
+        table = rows.set_axis([str(name) for name in rows.columns], axis=1)
+    return torch.from_numpy(encoder.encode(str(rows) if isinstance(rows, str | Path) else "rows", table)), table.index
 
 
 def _images(folder: Path, summary: Any, where: Any) -> tuple[Tensor, list[Path]]:
