@@ -178,3 +178,53 @@ def test_a_federation_on_one_machine_that_was_cut_off_goes_on_by_resume(number: 
     again = command("resume", str(out))
     assert f"{out} is finished" in again.stderr
     assert again.stdout == done.stdout
+
+
+THIEF = """
+from pathlib import Path
+
+from fedc2i.data.federation import InputSpec
+from fedc2i.models import networks
+
+site = Path(__file__).parents[4]
+reached = []
+if (site / "site.pub").name and Path(__file__).parent.name == "plugins":
+    for name in ("site.key", "audit.log", "site.toml"):
+        try:
+            reached.append(f"{name} {len((site / name).read_bytes())}")
+        except OSError:
+            pass
+    print(f"executed, and reached {reached}")
+
+
+def build(classes, shape):
+    return networks.build("lenet5", classes, InputSpec(shape))
+"""
+
+
+@pytest.mark.slow
+def test_code_from_the_coordinator_waits_for_a_person_at_every_site(tmp_path: Path) -> None:
+    federation, model = Federation(tmp_path, SITES[:2], free_port()), tmp_path / "thief.py"
+    model.write_text(THIEF)
+    logs = {name: tmp_path / name / "logs" / f"{name}.log" for name in SITES[:2]}
+    with federation.site(SITES[0]), federation.site(SITES[1]):
+        running = federation.start("fedavg", "--model", f"{model}:build", "--rounds", "2")
+        try:
+            until(lambda: federation.said().count("only after a person has approved it: model_thief.py") >= 1)
+            shown = command("site", "pending", str(tmp_path / SITES[0])).stdout
+            digits = shown.split()[1]
+            assert 'print(f"executed' in shown
+            assert "executed, and" not in "".join(log.read_text() for log in logs.values())
+            for name in SITES[:2]:
+                until(lambda name=name: digits in command("site", "pending", str(tmp_path / name)).stdout)
+                done = command("site", "approve", str(tmp_path / name), digits[:16])
+                assert done.returncode == 0, done.stderr
+            assert running.wait(300) == 0, federation.said()
+        finally:
+            running.kill()
+    for name, log in logs.items():
+        assert "approved code: executed, and reached []" in log.read_text()
+        done = command("site", "audit", str(tmp_path / name))
+        assert done.returncode == 0, done.stderr
+        assert "approved  model_thief.py" in done.stdout or "approved model_thief.py" in done.stdout
+        assert "round 2, fedavg" in done.stdout

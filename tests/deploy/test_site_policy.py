@@ -23,6 +23,7 @@ from fedc2i.deploy.run_description import RunTerms, read_terms
 from fedc2i.deploy.site_folder import read_site
 from fedc2i.engine.accountant import epsilon
 from fedc2i.flower.message_format import Answer, Task
+from fedc2i.runs.finished_run import read_run
 
 TERMS = RunTerms("fedc2i", "lenet5", 0, 20, 1.0, 2.0, "", "{}")
 TASK = Task("run", 1, 0, 0, True, False, False, False, "{}")
@@ -180,20 +181,29 @@ def test_a_run_with_noise_sends_no_scores_and_adds_up_in_the_log(
 ) -> None:
     sites = GuardedSites(tmp_path, make_federation((12, 9, 7)))
     for name in ("north", "south"):
-        change_policy(tmp_path / name, least_noise=2.0, largest_clip=1.0, epsilon=11.5)
-    result = sites.run(clip=1.0, noise=2.0, seeds="0,1")
+        change_policy(tmp_path / name, least_noise=2.0, largest_clip=1.0, epsilon=7.5)
+    result = sites.run(rounds=1, clip=1.0, noise=2.0, seeds="0,1")
     log = AuditLog(tmp_path / "north")
     tasks = [entry for entry in log.entries() if entry["event"] == "task"]
     assert all(entry["scores"] == [] for entry in tasks)
     assert all(not own for report in result.rounds for metrics in report.metrics.values() for own in metrics)
     trained = [entry for entry in tasks if entry["upload"]]
-    assert [entry["epsilon"] for entry in trained] == pytest.approx([epsilon(2.0, n) for n in (1, 2, 3, 4)])
+    assert [entry["epsilon"] for entry in trained] == pytest.approx([epsilon(2.0, n) for n in (1, 2)])
     assert result.privacy is not None
-    assert (result.privacy.uploads, result.privacy.epsilon) == (4, pytest.approx(trained[-1]["epsilon"]))
+    assert (result.privacy.uploads, result.privacy.epsilon) == (2, pytest.approx(trained[-1]["epsilon"]))
     assert sum(trained[0]["bytes"].values()) == pytest.approx(trained[0]["total"], rel=0.1)
     with pytest.raises(UserError):
-        sites.run("again", clip=1.0, noise=2.0)
-    assert any("its policy allows ε = 11.5 in all" in line for line in sites.said)
+        sites.run("again", rounds=1, clip=1.0, noise=2.0)
+    assert any("its policy allows ε = 7.5 in all" in line for line in sites.said)
     for name in ("north", "south"):
         AuditLog(tmp_path / name).append(RENEWED, by="a test")
-    sites.run("renewed", clip=1.0, noise=2.0)
+    sites.run("renewed", rounds=1, clip=1.0, noise=2.0)
+    found = read_run(tmp_path / "renewed")
+    assert str(found.scores("trained")["Avg"]) == "–"
+    assert sites.said[-1] == "finished: the sites' policies let no scores leave"
+
+
+def test_patience_needs_scores(tmp_path: Path, make_federation: Callable[..., Federation]) -> None:
+    sites = GuardedSites(tmp_path, make_federation((12, 9, 7), validation=4), SitePolicy(scores="never"))
+    with pytest.raises(UserError, match="patience"):
+        sites.run(rounds=3, patience=1)

@@ -13,18 +13,18 @@ import pytest
 pytest.importorskip("flwr.app")
 pytest.importorskip("pandas")
 import pandas
-from fakes import FakeGrid, identity, look_at_once, node  # noqa: F401
+from fakes import FakeGrid, identity, look_at_once, node, site_app  # noqa: F401
 from test_folders import CENTRE, problem
 from test_folders import run as command
 
 import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.data.schema import Column, Schema, check_fit, most_common
-from fedc2i.deploy import client_app
 from fedc2i.deploy.job import Job
 from fedc2i.deploy.server_app import run_job
 from fedc2i.deploy.site_folder import make_site, read_site
 from fedc2i.deploy.supernode import SuperNode
+from fedc2i.deploy.worker import site_home
 from fedc2i.engine.records import POINTS
 from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.message_format import Introduction
@@ -63,7 +63,7 @@ def file(tmp_path: Path) -> Path:
 def site_at(folder: Path, name: str, file: Path, **settings: Any) -> Any:
     """A node of Flower whose site has its rows in a file."""
     make_site(folder / name, name, f"table:{file}", "localhost:9092", **{"target": "ill", **settings})
-    return node(100 + len(name), client_app.app_in(), {"site": str(folder / name)})
+    return node(100 + len(name), site_app(folder / name))
 
 
 def grid_of(folder: Path, file: Path) -> FakeGrid:
@@ -126,8 +126,8 @@ def test_an_interrupted_run_has_the_same_schema(tmp_path: Path, file: Path) -> N
 
 
 def test_an_introduction_holds_the_schema_and_nothing_else_of_the_table(tmp_path: Path, file: Path) -> None:
-    one = site_at(tmp_path, "south", file, clients="site", client="south")
-    told = client_app.home_of(one.context).introduction()
+    site_at(tmp_path, "south", file, clients="site", client="south")
+    told = site_home(tmp_path / "south").introduction()
     content = json.loads(told.to_record()["introduction"]["json"])
     assert set(content) == {"name", "samples", "classes", "input", "schema"}
     assert {frozenset(own) for own in content["schema"]} == {frozenset({"name", "kind", "categories", "missing"})}
@@ -185,7 +185,8 @@ def test_a_late_site_with_new_categories_does_not_join_silently(tmp_path: Path, 
 
 
 def test_a_site_refuses_a_run_that_its_table_does_not_fit(tmp_path: Path, file: Path) -> None:
-    home = client_app.home_of(site_at(tmp_path, "west", file, clients="site", client="west").context)
+    site_at(tmp_path, "west", file, clients="site", client="west")
+    home = site_home(tmp_path / "west")
     agreed = Schema((*home.schema.columns[:-1], Column("height", "number")))
     with pytest.raises(UserError, match="west lacks 'height' and has also 'dose', compared with the run"):
         home.encoded(agreed)

@@ -101,6 +101,7 @@ def test_values_out_of_range_are_refused(wrong: Callable[[], object], says: str)
         wrong()
 
 
+@pytest.mark.slow  # importing Opacus takes seconds
 @pytest.mark.parametrize(("noise", "uploads"), [(0.01, 1), (0.5, 3), (2.0, 1), (5.7, 20), (80.0, 1000), (1e4, 7)])
 def test_epsilon_is_that_of_opacus(noise: float, uploads: int) -> None:
     rdp = pytest.importorskip("opacus.accountants.analysis.rdp")
@@ -286,3 +287,16 @@ def test_the_document_says_which_methods_can_be_clipped(
     except UserError:
         covered = "no"
     assert METHODS[name][-1].split()[0] == covered
+
+
+def test_every_figure_in_the_document_comes_from_its_command() -> None:
+    asked = re.findall(r"^\$ fedc2i (privacy [^#\n]*?) *(?:#.*)?\n(.*)$", DOCUMENT, flags=re.MULTILINE)
+    assert len(asked) >= 8
+    for arguments, printed in asked:
+        assert call(*arguments.split()).out.strip() == printed
+    table = re.findall(r"^\| 1 \| ([0-9.]+) \| ([0-9.,]+) \|", DOCUMENT, flags=re.MULTILINE)
+    assert len(table) == 4
+    for noise, printed in table:
+        number = printed.replace(",", "")
+        digits = len(number.partition(".")[2])
+        assert f"{epsilon(float(noise), 10):.{digits}f}" == number

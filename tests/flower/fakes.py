@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Federation
+from fedc2i.deploy.run_description import understand
+from fedc2i.deploy.worker import site_home
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Round
 from fedc2i.engine.simulator import simulate
@@ -100,6 +103,11 @@ class FakeGrid:
 
 def node(number: int, app: ClientApp, config: dict[str, Any] | None = None, key: bytes = b"") -> FakeNode:
     return FakeNode(app, Context(1, number, dict(config or {}), RecordDict(), {}), key)
+
+
+def site_app(folder: Path) -> ClientApp:
+    """What a worker does for the site in a folder, without its own process."""
+    return site.make_app(lambda context: site_home(folder), lambda task: understand(task.setup))
 
 
 def changed(change: Callable[[Answer], Answer]) -> Callable[[Message], Message]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 pytest.importorskip("flwr.app")
-from fakes import identity, sent  # noqa: F401
+from fakes import identity, sent, site_app  # noqa: F401
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
@@ -23,6 +23,7 @@ from fedc2i.deploy import client_app
 from fedc2i.deploy.client_app import app_in, home_of
 from fedc2i.deploy.run_description import describe, understand
 from fedc2i.deploy.site_folder import make_site
+from fedc2i.deploy.worker import site_home
 from fedc2i.flower import wire
 from fedc2i.flower.message_format import Answer, Introduction, Task
 from fedc2i.flower.site import Home, make_app
@@ -31,7 +32,7 @@ from fedc2i.runs.plan import Plan, prepare
 from support.helpers import write_arrays
 
 EMPTY = wire.pack({})
-NO_FOLDER = "this node has no site folder; start it with `fedc2i site start`, or name"
+NO_FOLDER = "this node has no partition-id, or the run no data; a site's folder needs"
 
 
 def context(run: dict[str, Any] | None = None, **node: Any) -> Context:
@@ -95,7 +96,7 @@ def test_a_node_may_be_one_client_of_the_runs_data(arrays: str) -> None:
         told = found.introduction()
         assert (told.name, told.samples["train"], told.samples["validation"]) == (name, size, 4)
         assert (told.input.shape, len(told.classes)) == ((3, 16, 16), 4)
-        assert isinstance(found.memory(context(), "run"), ContextMemory)
+        assert isinstance(found.memory(RecordDict(), "run"), ContextMemory)
     for number in (3, 99, -1):
         with pytest.raises(UserError, match=rf"has 3 clients, and no partition {number}$"):
             home_of(context({"data": arrays}, **{"partition-id": number}))
@@ -110,13 +111,14 @@ def test_a_node_with_neither_folder_nor_partition_is_rejected(run: dict[str, Any
         home_of(context(run, **node))
 
 
-def test_a_site_folder_comes_before_a_partition(tmp_path: Path, arrays: str) -> None:
-    make_site(tmp_path / "site", "north", "digits", "localhost:9092", client="Scans", check=False)
-    found = home_of(context({"data": arrays}, **{"site": str(tmp_path / "site"), "partition-id": 0}))
+def test_a_site_folder_is_no_node_of_another_federation(tmp_path: Path, arrays: str) -> None:
+    make_site(tmp_path / "site", "north", arrays, "localhost:9092", client="a", check=False)
+    with pytest.raises(UserError, match=f"^{NO_FOLDER}"):  # there nobody would check its policy
+        home_of(context({}, site=str(tmp_path / "site")))
+    found = site_home(tmp_path / "site")
     told = found.introduction()
-    assert (told.name, told.classes) == ("north", tuple("0123456789"))
-    assert told.samples["train"] > 100
-    found.memory(context(), "run").save(1, {"w": torch.zeros(1)})
+    assert (told.name, told.classes) == ("north", tuple("0123"))
+    found.memory(None, "run").save(1, {"w": torch.zeros(1)})
     assert [path.name for path in (tmp_path / "site" / "state").rglob("*.safetensors")] == ["round000001.safetensors"]
 
 
@@ -154,17 +156,15 @@ def test_every_error_becomes_one_line(arrays: str, tmp_path: Path) -> None:
     app, where = app_in(), context({"data": arrays}, **{"partition-id": 0})
     good = describe(planned(arrays), 0)
     nowhere = context({"data": f"arrays:{tmp_path / 'nowhere'}"}, **{"partition-id": 0})
-    folder = context(site=str(tmp_path / "no-site"))
     make_site(tmp_path / "site", "north", arrays, "localhost:9092", client="b", check=False)
-    site = context(site=str(tmp_path / "site"))
+    site = site_app(tmp_path / "site")
     for got, want in (
         (refusal(ask(app, "train", RecordDict(), where)), "not a task of this version of fedc2i (KeyError: 'task')"),
         (refusal(ask(app, "train", task("{"), where)), "the run's description is not valid (JSONDecodeError"),
         (refusal(ask(app, "train", task(good), context())), NO_FOLDER),
         (refusal(greet(app, context()), Introduction), NO_FOLDER),
         (refusal(greet(app, nowhere), Introduction), "nowhere"),
-        (refusal(greet(app, folder), Introduction), "no such file; `fedc2i site init` makes such a folder"),
-        (refusal(ask(app, "train", task(good, run="../up"), site)), "'../up' cannot name a run"),
+        (refusal(ask(site, "train", task(good, run="../up"), context())), "'../up' cannot name a run"),
     ):
         assert want in got
 

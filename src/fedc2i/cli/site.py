@@ -81,11 +81,17 @@ def rotate(
 def start(folder: Folder) -> None:
     """Take part until Ctrl-C or SIGTERM; comes back by itself when the line or the coordinator was gone."""
     require_flower()
+    from fedc2i.deploy import sandbox
+    from fedc2i.deploy.audit import AuditLog, spent
     from fedc2i.deploy.site_folder import read_site
-    from fedc2i.deploy.supernode import SuperNode, keep_running
+    from fedc2i.deploy.supernode import SuperNode, keep_running, report
 
     site = read_site(folder)
+    sandbox.require_out_of_reach(site.key)
+    entries = AuditLog(folder).entries()
     site.load()  # what is wrong with the data should be seen now, not in the first round
+    report(f"{site.name}: {sandbox.describe()}")
+    report(f"{site.name}: audit.log has {len(entries)} lines, unbroken; since the last renewal: {spent(entries)}")
     with site.locked():
         keep_running(SuperNode(site))
 

@@ -1,7 +1,7 @@
-"""Flower's entry point at a site.
+"""Flower's entry point at a node of another federation, or of Flower's own simulation.
 
-The node's configuration names the site's folder (``site``). A node without one, as in Flower's own simulation, is the
-client number ``partition-id`` of the data set that the run's configuration names.
+The node is the client number ``partition-id`` of the data set that the run's configuration names. A site with a folder
+needs `fedc2i site start`, which never executes this: it checks the site's policy first, see `fedc2i.deploy.guard`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,7 @@ from flwr.clientapp import ClientApp
 from fedc2i.core.errors import UserError
 from fedc2i.data import sources
 from fedc2i.deploy.run_description import understand
-from fedc2i.deploy.site_folder import read_site
-from fedc2i.flower.site import Home, make_app, private_reasons
-
-
-@lru_cache(maxsize=1)
-def site_home(folder: Path) -> Home:
-    """The data of the site with this folder."""
-    site = read_site(folder, ready=False)  # the SuperNode has checked its key and certificates
-    with private_reasons():
-        rows = site.rows()
-        encoded = None if rows is None else site.load(rows)
-    found = encoded or site.load()
-    return Home(found.clients[0], found.classes, site.state, rows=rows)
+from fedc2i.flower.site import Home, make_app
 
 
 @lru_cache(maxsize=64)
@@ -39,13 +27,11 @@ def _partition_home(data: str, data_dir: str, number: int) -> Home:
 
 
 def home_of(context: Context) -> Home:
-    """The node's site folder, or its part of the data set that the run names."""
-    if "site" in context.node_config:
-        return site_home(Path(str(context.node_config["site"])))
+    """The node's part of the data set that the run names."""
     if "partition-id" in context.node_config and context.run_config.get("data"):
         run = context.run_config
         return _partition_home(str(run["data"]), str(run.get("data-dir", "")), int(context.node_config["partition-id"]))
-    raise UserError("this node has no site folder; start it with `fedc2i site start`, or name the run's data")
+    raise UserError("this node has no partition-id, or the run no data; a site's folder needs `fedc2i site start`")
 
 
 def app_in(root: Path | None = None) -> ClientApp:

@@ -113,6 +113,20 @@ def _has_seccomp() -> bool:
     return sys.platform == "linux" and platform.machine() in _MACHINES and Path("/proc/sys/kernel/seccomp").is_dir()
 
 
+def describe() -> str:
+    """What holds on this machine, in a line."""
+    if lacks := missing():
+        return f"no sandbox for the process that handles data: this machine lacks {', '.join(lacks)}"
+    return f"the process that handles data runs in a sandbox (Landlock {landlock_version()}, seccomp)"
+
+
+def require_out_of_reach(path: Path) -> None:
+    """Raises a `UserError` if something that must be out of reach lies where Python reads its own files."""
+    for folder in (*python_folders(), *map(Path, _SYSTEM)):
+        if path.resolve().is_relative_to(folder):
+            raise UserError(f"{path}: lies in {folder}, which the process that handles data can read; move the site")
+
+
 def enter(writable: Sequence[Path], readable: Sequence[Path] = (), forbidden: Sequence[Path] = ()) -> None:
     """Puts this process into the sandbox, as far as the machine has one.
 
@@ -228,7 +242,7 @@ def _check(forbidden: Iterable[Path]) -> None:
         for path in forbidden:
             with contextlib.suppress(OSError):
                 os.close(os.open(path, os.O_RDONLY))
-                raise UserError(f"{path}: in reach of the code that handles data; move it out of Python's folders")
+                raise UserError(f"{path}: in reach of the process that handles data")
     if _has_seccomp():
         with contextlib.suppress(OSError):
             socket.socket().close()

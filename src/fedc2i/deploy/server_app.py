@@ -102,15 +102,15 @@ def _run_job(grid: Grid, job: Job, say: Say) -> Result:
     result = driver.execute_by_seed(plan, job.out, coordinator, report_round, say, figures.draw_run)
     words = metric_words(metric)
     scores = ", ".join(f"{SHORT[point]} {result.scores(point, metric)['Avg']}{words.unit}" for point in POINTS)
-    say(f"finished: mean {words.name} {scores}{rejected_uploads(result.refused)}")
+    known = any(own for report in result.rounds for metrics in report.metrics.values() for own in metrics)
+    found = f"mean {words.name} {scores}" if known else "the sites' policies let no scores leave"
+    say(f"finished: {found}{rejected_uploads(result.refused)}")
     return result
 
 
 def _line(report: Round, rounds: int, elapsed: float, metric: str) -> str:
-    words, means = (
-        metric_words(metric),
-        {point: report.mean(point, metric) for point in POINTS if point in report.metrics},
-    )
+    scored = [point for point in POINTS if any(report.metrics.get(point, ()))]
+    words, means = metric_words(metric), {point: report.mean(point, metric) for point in scored}
     scores = ", ".join(
         f"{SHORT[point]} {mean:.{words.digits}f}{words.unit}{_of(report, point)}" for point, mean in means.items()
     )

@@ -15,7 +15,7 @@ from fedc2i.deploy.site_folder import SiteFolder
 from fedc2i.flower import compat
 from fedc2i.flower.site import COMPLAINT
 
-_PRELOAD = "torch,fedc2i.deploy.client_app,fedc2i.runs.plan"  # what a site's program imports, once for all messages
+_PRELOAD = "torch,fedc2i.deploy.worker"  # what a site's program imports, once for all messages
 _SHORTEST, _LONGEST = 1.0, 30.0  # seconds between an end and the next start
 _REJECTED = 5.0  # the same after a rejection: the old session of a node that was killed ends within a minute
 _STEADY = 60.0  # seconds after which the pauses start from the shortest again

@@ -24,12 +24,12 @@ from flwr.app import RecordDict
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.deploy import sandbox
-from fedc2i.deploy.client_app import site_home
 from fedc2i.deploy.process_tree import die_with_parent
 from fedc2i.deploy.run_description import understand
+from fedc2i.deploy.site_folder import read_site
 from fedc2i.flower import compat
 from fedc2i.flower.message_format import failure
-from fedc2i.flower.site import COMPLAINT, answer
+from fedc2i.flower.site import COMPLAINT, Home, answer, private_reasons
 from fedc2i.models import features, weights
 
 MOST_OUTPUT = 2**20  # bytes of text that a task may print
@@ -50,6 +50,16 @@ class Request:
 
 
 Work = Callable[[Request, RecordDict], RecordDict]
+
+
+def site_home(folder: Path) -> Home:
+    """The data of the site with this folder."""
+    site = read_site(folder, ready=False)  # the SuperNode has checked its key and certificates
+    with private_reasons():
+        rows = site.rows()
+        encoded = None if rows is None else site.load(rows)
+    found = encoded or site.load()
+    return Home(found.clients[0], found.classes, site.state, rows=rows)
 
 
 def work(request: Request, content: RecordDict) -> RecordDict:

@@ -120,6 +120,8 @@ class Coordinator:
         for number in range(1 if self._open is None else self._open.round + 1, settings.rounds + 1):
             if self._open is not None and settings.patience and settings.is_due(number - 1):
                 yield (report := self._evaluate(self._open))
+                if not any(own for metrics in report.metrics.values() for own in metrics):
+                    raise UserError("patience reads the sites' scores, and none leave; use --set patience=0")
                 if self._exchange.should_stop(report):
                     return
             if settings.noise and asking(number, self._course):

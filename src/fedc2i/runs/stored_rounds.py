@@ -60,6 +60,8 @@ def _rounds(
 ) -> list[Round]:
     influence = _read_influence(folder / "influence.npz", extent, seed)
     refused = _read_refused(summary["refused"], extent.clients, seed)
+    if not complete and not metrics:  # real sites need not send scores
+        metrics = {extent.rounds: {point: [{} for _ in extent.clients] for point in POINTS}}
     last = summary["rounds"] if complete else max(metrics)
     if complete and not all("accuracy" in own for point in POINTS for own in metrics[last][point]):
         raise ValueError("metrics.jsonl lacks clients of the last round")
