@@ -13,6 +13,7 @@ from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.methods.base import Method, import_modules
 from fedc2i.models.model import Model, split
 from fedc2i.report import figures
+from support.helpers import figures_drawn
 
 import_modules()  # every method, for tests that take them all
 torch.set_num_threads(1)  # two threads wait for each other as soon as anything else runs: ten times slower
@@ -98,10 +99,16 @@ def model() -> Model:
     return _model()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _without_figures() -> Iterator[None]:
+    """They take longer than a small run; that they are drawn is tested `with_figures`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "draw_run", lambda result, folder: None)
+        patch.setattr(figures, "draw_comparison", lambda results, folder: (folder / "comparison.png").write_bytes(b""))
+        yield
+
+
 @pytest.fixture
-def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take longer than a small run; that they are drawn is tested where it matters."""
-    monkeypatch.setattr(figures, "draw_run", lambda result, folder: None)
-    monkeypatch.setattr(
-        figures, "draw_comparison", lambda results, folder: (folder / "comparison.png").write_bytes(b"")
-    )
+def with_figures() -> Iterator[None]:
+    with figures_drawn():
+        yield

@@ -45,18 +45,6 @@ def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def with_figures() -> None:
-    """For the test that has them."""
-
-
-@pytest.fixture(autouse=True)
-def no_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take longer than all the rest."""
-    if "with_figures" not in request.fixturenames:
-        monkeypatch.setattr("fedc2i.deploy.server_app.figures.draw_run", lambda result, folder: None)
-
-
-@pytest.fixture
 def federation(make_federation: Callable[..., Federation]) -> Federation:
     return make_federation((12, 9, 7), validation=4)
 

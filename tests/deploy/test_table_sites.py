@@ -77,8 +77,7 @@ def go(grid: FakeGrid, out: Path, said: list[str] | None = None, **more: Any) ->
 
 
 @pytest.fixture(autouse=True)
-def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedc2i.deploy.server_app.figures.draw_run", lambda result, folder: None)
+def ask_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedc2i.flower.connections._AGAIN", 0.0)
 
 

@@ -25,8 +25,6 @@ from support.cut_runs import SETTINGS, assert_goes_on, cut_off, cut_run, plan, r
 from support.helpers import call, write_arrays
 from support.method_checks import OF_THEIR_OWN
 
-pytestmark = pytest.mark.usefixtures("without_figures")
-
 
 def model_for(name: str, make_model: Callable[..., Model]) -> Model:
     return make_model(batch_norm=True) if name == "fedbn" else make_model()

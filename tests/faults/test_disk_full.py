@@ -23,7 +23,6 @@ from support.helpers import call, files_below, write_arrays
 
 SETTINGS = {"rounds": 4, "epochs": 1, "batch_size": 5, "seeds": (0, 1), "executor": "looped", "device": "cpu"}
 SETTINGS |= {"checkpoint_seconds": 0}
-pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 @pytest.fixture

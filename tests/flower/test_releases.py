@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("flwr.app")
 from fakes import FakeGrid, identity, node  # noqa: F401
 from flwr.app import Message
-from test_server_app import CrashError, job, look_at_once, no_figures  # noqa: F401
+from test_server_app import CrashError, job, look_at_once  # noqa: F401
 
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Federation

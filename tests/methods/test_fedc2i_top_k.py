@@ -389,6 +389,7 @@ def test_a_newcomer_in_a_round_of_few(model: Model, six: Federation) -> None:
     np.testing.assert_allclose(np.nansum(vectors[~strangers], -1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     result = fedc2i.run(FedC2ITopK(k=1, refresh=100), "digits", rounds=4, evaluate_every=4)
     assert result.rounds[-1].bytes_down < 0.5 * result.rounds[0].bytes_down

@@ -17,6 +17,7 @@ from fedc2i.runs.results import Result
 from support.helpers import blank_federation, is_drawn, made_up
 
 AB = blank_federation(("a", "b"))
+pytestmark = pytest.mark.usefixtures("with_figures")
 
 
 def measured(clients: int, classes: int, rounds: int = 3, seeds: int = 1, holes: bool = False) -> Result:

@@ -419,16 +419,16 @@ def test_only_a_run_in_one_process_is_judged(tmp_path: Path, finished: Result) -
 def test_somebody_who_starts_in_the_grace_is_waited_for(
     tmp_path: Path, finished: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_view, "GRACE", 2.0)
+    monkeypatch.setattr(watch_view, "GRACE", 0.5)
     files = begun(tmp_path, finished, 2)
     note_start(tmp_path, Fingerprint("", {}, {}, "cpu"), 0, 0, print)
     for path in tmp_path.rglob("*"):
         os.utime(path, (1000.0, 1000.0))
 
     def go_on() -> None:
-        time.sleep(0.3)
+        time.sleep(0.1)
         with locked(tmp_path):
-            time.sleep(2.5)
+            time.sleep(0.8)
             files.finish(finished)
 
     working = threading.Thread(target=go_on)

@@ -103,6 +103,7 @@ def test_it_says_what_was_run(finished: tuple[Path, Result]) -> None:
     assert summary(again) == json.loads((folder / "summary.json").read_text())
 
 
+@pytest.mark.usefixtures("with_figures")
 def test_tables_and_figures_can_be_made_of_it(finished: tuple[Path, Result], tmp_path: Path) -> None:
     again = read_run(finished[0])
     figures.draw_run(again, tmp_path)

@@ -49,8 +49,6 @@ from support.cut_runs import (
 )
 from support.helpers import call, files_below, write_arrays
 
-pytestmark = pytest.mark.usefixtures("without_figures")
-
 
 @pytest.mark.parametrize(("seconds", "rounds"), [(0, (2, 3)), (1000, ())])
 def test_a_folder_is_resumed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -18,11 +18,13 @@ from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.records import POINTS, Round
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.report import figures
 from fedc2i.runs.results import Result
 from fedc2i.runs.settings import RunSettings
 
 DIGIT5 = ("MNIST", "SVHN", "USPS", "SynthDigits", "MNIST-M")
 QUICK = ("--model", "lenet5", "--rounds", "1", "--set", "epochs=1")
+DRAW_RUN, DRAW_COMPARISON = figures.draw_run, figures.draw_comparison  # before conftest replaces them
 
 
 class Answer(NamedTuple):
@@ -62,6 +64,16 @@ def files_below(folder: Path) -> dict[str, bytes | None]:
     """Everything below a folder by relative path, with the content of files; ``.`` is the folder itself."""
     found = [folder, *folder.rglob("*")] if folder.exists() else []
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in found}
+
+
+@contextlib.contextmanager
+def figures_drawn() -> Iterator[None]:
+    """Runs draw their figures, as they do not in other tests."""
+    with (
+        mock.patch.object(figures, "draw_run", DRAW_RUN),
+        mock.patch.object(figures, "draw_comparison", DRAW_COMPARISON),
+    ):
+        yield
 
 
 def is_drawn(picture: Path | io.BytesIO) -> bool:
