@@ -76,6 +76,7 @@ def _finished(link: SuperLink, run: int) -> RunStatus:
     return link.runs()[run]
 
 
+@pytest.mark.slow
 def test_a_run_with_encryption_and_keys(place: Path, link: SuperLink) -> None:
     with _node(place, link, "north") as node:
         assert _online(link, "north") == node.node_id()

@@ -63,15 +63,20 @@ def small(head: int = 16, side: int = 32) -> Any:
     return fedc2i.split(build, head="head", name="small")
 
 
+def made_up(clients: int, train: int, test: int) -> fedc2i.Federation:
+    """Clients whose images are noise, brighter for a higher class."""
+    draw = np.random.default_rng(0)
+    arrays = {}
+    for number in range(clients):
+        y = draw.integers(0, CLASSES, train + test)
+        x = np.clip(20 * y[:, None, None] + draw.integers(0, 60, (train + test, 16, 16)), 0, 255).astype(np.uint8)
+        arrays[f"client{number}"] = (x[:train], y[:train], x[train:], y[train:])
+    return fedc2i.from_arrays(arrays, list(map(str, range(CLASSES))))
+
+
 def long(method: str, rounds: str, every: str) -> dict[str, Any]:
-    """Very many rounds on a cut of the digits data."""
-    whole = fedc2i.load("digits")
-    few = [
-        type(client)(client.name, client.train.take(range(40)), client.validation.take([]), client.test.take(range(20)))
-        for client in whole.clients
-    ]
-    data = fedc2i.Federation("cut", tuple(few), whole.classes)
-    watch = Watch(int(every))
+    """Very many rounds on few clients."""
+    data, watch = made_up(clients=5, train=40, test=20), Watch(int(every))
     settings = {
         "rounds": int(rounds),
         "epochs": 1,
@@ -80,7 +85,7 @@ def long(method: str, rounds: str, every: str) -> dict[str, Any]:
         "executor": "looped",
         "batch_size": 40,
     }
-    (plan,) = prepare([method], settings, data, small(side=data.input.shape[1]))
+    (plan,) = prepare([method], settings, data, small(side=16))
     result = execute(plan, observer=watch)
     assert len(result.rounds) == int(rounds)
     return watch.found()
@@ -88,13 +93,7 @@ def long(method: str, rounds: str, every: str) -> dict[str, Any]:
 
 def wide(method: str, clients: str, rounds: str) -> dict[str, Any]:
     """Very many clients, a tenth of them in a round."""
-    draw = np.random.default_rng(0)
-    arrays = {}
-    for number in range(int(clients)):
-        y = draw.integers(0, CLASSES, 24)
-        x = np.clip(20 * y[:, None, None] + draw.integers(0, 60, (24, 16, 16)), 0, 255).astype(np.uint8)
-        arrays[f"client{number}"] = (x[:16], y[:16], x[16:], y[16:])
-    data = fedc2i.from_arrays(arrays, list(map(str, range(CLASSES))))
+    data = made_up(int(clients), train=16, test=8)
     start, watch = kilobytes("VmHWM"), Watch(1)
     settings = {"rounds": int(rounds), "epochs": 1, "seeds": "0", "device": "cpu", "clients_per_round": "10%"}
     (plan,) = prepare([method], settings, data, small(side=16))
@@ -107,11 +106,11 @@ def store(folder: str) -> dict[str, Any]:
     x = np.random.default_rng(0).integers(0, 256, (40, 16, 16), np.uint8)
     y = np.arange(40) % CLASSES
     data = fedc2i.from_arrays(dict.fromkeys("abc", (x, y, x, y)))
-    settings = {"rounds": 20, "epochs": 1, "seeds": "0,1", "device": "cpu", "executor": "looped"}
+    settings = {"rounds": 8, "epochs": 1, "seeds": "0,1", "device": "cpu", "executor": "looped"}
     watch, accuracy = Watch(1), []
     for plan in prepare(["fedavg", "fedc2i"], settings, data, small(side=16)):
         accuracy.append(RunCache(Path(folder)).compute(plan, watch).accuracy("trained").tolist())
-    return {"accuracy": accuracy, "computed": watch.rounds / 20}
+    return {"accuracy": accuracy, "computed": watch.rounds / 8}
 
 
 if __name__ == "__main__":

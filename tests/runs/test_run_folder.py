@@ -6,8 +6,6 @@ import errno
 import io
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -279,15 +277,6 @@ def test_runs_are_numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     Path("runs").write_text("a file")
     with pytest.raises(UserError, match=r"runs: cannot be written \(File exists\)"):
         new_folder(None, "x")
-
-
-def test_runs_beside_each_other_get_numbers_of_their_own(tmp_path: Path) -> None:
-    program = "from fedc2i.runs.folder import new_folder\nfor _ in range(50): print(new_folder(None, 'x').name)"
-    command = [sys.executable, "-c", program]
-    beside = [subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    made = [name for process in beside for name in process.communicate()[0].split()]
-    assert [process.returncode for process in beside] == [0, 0]
-    assert sorted(made) == [f"x-{number:03d}" for number in range(1, 101)]
 
 
 @pytest.mark.parametrize(
