@@ -10,7 +10,8 @@ import fedc2i
 from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.methods.base import method_names
-from fedc2i.models.networks import build
+from fedc2i.models.networks import NAMES, build
+from fedc2i.models.validation import validate
 
 TABLE, SIGNAL, IMAGE = (InputSpec(shape, torch.float32) for shape in ((5,), (2, 16), (3, 16, 16)))
 
@@ -60,6 +61,23 @@ def test_sizes_by_hand(name: str, sample: InputSpec, numbers: int) -> None:
 def test_models_that_do_not_fit_are_refused(name: str, sample: InputSpec, words: str) -> None:
     with pytest.raises(UserError, match=words):
         build(name, 3, sample)
+
+
+def test_a_model_is_as_valid_as_it_is_taken_for_and_refused_elsewhere() -> None:
+    """Built for the very samples of a run it is not validated there, so it is here."""
+    samples = {"logistic": (4,), "mlp": (4,), "cnn1d": (2, 16), **dict.fromkeys(NAMES[3:], (3, 16, 16))}
+    for name, shape in samples.items():
+        sample = InputSpec(shape, torch.float32)
+        model = build(name, 3, sample)
+        assert model.made_for == (sample, 3)
+        validate(model, sample.noise(2), 3)
+        assert not model.has_dropout
+    for model, words in (
+        (build("mlp", 3, InputSpec((5,), torch.float32)), "cannot read 4 features"),
+        (build("mlp", 4, InputSpec((4,), torch.float32)), "has 4 outputs, but the data has 3 classes"),
+    ):
+        with pytest.raises(UserError, match=words):
+            fedc2i.run("fedavg", federation((4,)), model=model, rounds=1)
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn1d"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedc2i.analysis import weights
+from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.report import figures
@@ -54,6 +55,12 @@ def test_every_figure_of_a_run(result: Result, tmp_path: Path) -> None:
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"accuracy.png", "samples.png", "influence.png", "influence_classes.png"}
     assert all(is_drawn(tmp_path / name) for name in names)
+
+
+def test_blank_samples_of_data_elsewhere_are_not_shown(tmp_path: Path) -> None:
+    result = made_up(RemoteFederation("digits", blank_clients(("a", "b")), ("0", "1")), {0: [[50, 80]]})
+    figures.draw_run(result, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["accuracy.png"]
 
 
 def test_figure_of_a_comparison(tmp_path: Path) -> None:
