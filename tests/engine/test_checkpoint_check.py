@@ -292,21 +292,6 @@ def test_a_seed_has_not_ended_behind_the_state(federation: Federation, model: Mo
         check_state(method, model, federation, settings, [0], (tensors, {"0": {"ended": 2}}), 1)
 
 
-def test_behind_a_state_that_does_not_fit_the_one_before_it_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
-) -> None:
-    planned = plan(federation, model, rounds=4)
-    execute(planned, tmp_path / "whole")
-    cut_run(monkeypatch, tmp_path / "cut", planned, after=3)
-    saved = kept_by(tmp_path / "cut")
-    name = next(name for name in saved.tensors if name.startswith("seed2/received/"))
-    spoiled = with_other(saved, name, TURNED["of another type"])
-    checkpoint.save(tmp_path / "cut" / "checkpoints", 3, spoiled, saved.values)
-    result = fedc2i.resume(tmp_path / "cut", federation, model)
-    assert isinstance(result, fedc2i.Result)
-    assert result_files(tmp_path / "cut") == result_files(tmp_path / "whole")
-
-
 def test_the_command_refuses_a_state_that_does_not_fit_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_federation: Callable[..., Federation]
 ) -> None:

@@ -97,6 +97,13 @@ def test_damage_is_repaired_or_passed_over(
             (copy / file_name).write_bytes(content)
         fedc2i.resume(copy, federation, model)
         assert result_files(copy) == whole, name
+    saved = checkpoint.load(cut / "checkpoints")
+    assert saved is not None
+    name = next(name for name in saved.tensors if name.startswith("seed2/received/"))
+    copy = Path(shutil.copytree(cut, tmp_path / "another type"))  # sound, but of no such run
+    checkpoint.save(copy / "checkpoints", 4, {**saved.tensors, name: saved.tensors[name].double()}, saved.values)
+    fedc2i.resume(copy, federation, model)
+    assert result_files(copy) == whole
     for path in (cut / "checkpoints").glob("*.safetensors"):
         path.write_bytes(b"")
     with pytest.raises(UserError, match=r"no checkpoint can be used .* remove the files round\* there, and the run"):
