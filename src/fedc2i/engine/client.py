@@ -26,7 +26,7 @@ from fedc2i.training.metrics import AT_ONCE, AT_ONCE_ON_GPU, all_scores, defined
 if TYPE_CHECKING:
     from fedc2i.engine.attacks import Attackers
 
-MOST_HELD_OUT = 1000  # samples that a guard measures on
+LEAST_HELD_OUT, MOST_HELD_OUT = 32, 128  # samples that a guard measures on
 Piece = tuple[str, int, int]  # a split, the first image in it and the one after the last
 
 
@@ -150,13 +150,14 @@ class RunContext:
         share = self.method.holds_out
         if not share:
             return None
+        generator = seeding.generator(self.seed, data.name, "held-out")
         if size := len(data.validation.y):
-            return HeldOut("validation", torch.arange(min(size, MOST_HELD_OUT)), True)
-        count = min(max(1, int(share * data.samples)), data.samples - 1, MOST_HELD_OUT)
+            return HeldOut("validation", torch.randperm(size, generator=generator)[:MOST_HELD_OUT], True)
+        wanted = min(max(int(share * data.samples), LEAST_HELD_OUT), MOST_HELD_OUT)
+        count = min(wanted, max(1, data.samples // 4), data.samples - 1)
         if (data.samples - count) % self.training.batch_size == 1:  # BatchNorm cannot train on a batch of one
             count -= 1
-        order = torch.randperm(data.samples, generator=seeding.generator(self.seed, data.name, "held-out"))
-        return HeldOut("train", order[:count], 2 * round <= self.rounds)
+        return HeldOut("train", torch.randperm(data.samples, generator=generator)[:count], 2 * round <= self.rounds)
 
     def draw_probe(self, data: ClientData, round: int) -> tuple[Literal["train", "validation"], Tensor] | None:
         """The split and the indices of what `Method.personalise` sees, newly drawn every round."""

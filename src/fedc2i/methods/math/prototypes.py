@@ -35,6 +35,12 @@ def class_means(features: Tensor, y: Tensor, w: Tensor, classes: int) -> tuple[T
     return member.T @ features / counts.clamp(min=1)[:, None], counts
 
 
+def spread(data: Batch, count: Tensor, most: int) -> Batch:
+    """At most ``most`` of the first ``count`` samples, at equal distances; all that is behind them is padding."""
+    place = torch.arange(min(most, len(data.y)), device=data.y.device)
+    return data.take(torch.where(count > most, place * count // most, place))
+
+
 def prototypes(features: Callable[[Tensor], Tensor], data: Batch, classes: int) -> tuple[Tensor, Tensor]:
     """`class_means` over all of ``data``, a few images at a time; ``features`` maps images to h(x) ``(B, d)``."""
     parts = [
