@@ -61,7 +61,7 @@ class FedC2IPlus(FedC2I):
 
     name = "fedc2i-plus"
     title = "FedC²I⁺"
-    about = "fedc2i with shared class prototypes and a guard against harm; not the paper's"
+    about = "fedc2i with class prototypes, and a guard for sites that may not lose to training alone; not the paper's"
 
     gamma: float | Gamma = option(  # noqa: RUF009  (a field, of a type that ruff does not know to be immutable)
         Gamma("scaled(5)"), "sensitivity γ; 0 is FedAvg; a number or an adaptive one", low=0
