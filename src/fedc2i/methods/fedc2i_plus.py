@@ -142,7 +142,7 @@ class FedC2IPlus(FedC2I):
 def _loss(params: Params, samples: Batch, site: Site) -> Tensor:
     """Cross entropy at the best of the `TEMPERATURES`, summed over the samples."""
     logits = site.logits(params, samples.x)
-    sums = [F.cross_entropy(logits / degree, samples.y, reduction="none") @ samples.w for degree in TEMPERATURES]
+    sums = [(F.cross_entropy(logits / t, samples.y, reduction="none") * samples.w).sum() for t in TEMPERATURES]
     return torch.stack(sums).nan_to_num(nan=_WORST).amin(0)
 
 
