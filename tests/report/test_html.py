@@ -65,7 +65,7 @@ def test_the_page_says_the_verdict_and_how_to_run_it_again() -> None:
     page = read(made_up(ABC, {0: [[50, 60, 70]]}, influence=SEEN))
     for words in (
         "FedC²I reaches 61.00 % on toy after 1 round.",
-        "b helps a most: λ 0.30",
+        "b weighs most with a: λ 0.30",
         "fedc2i run fedc2i --data toy --model lenet5 --metric accuracy --device cpu --rounds 1 --seeds 0",
         "The data came from a Python program",
         'data = "toy"',
@@ -116,7 +116,7 @@ def test_five_clients_and_twenty_rounds_fit_into_six_megabytes() -> None:
 def test_methods_without_influence_say_so() -> None:
     page = read([made_up(ABC, {0: [[1, 2, 3]]}, method=FedAvg()), made_up(ABC, {0: [[4, 5, 6]]}, influence=SEEN)])
     assert "FedAvg measures no influence of clients on each other." in page.text
-    assert "b helps a most" in page.text
+    assert "b weighs most with a" in page.text
     assert "Side by side" in page.text
 
 
@@ -130,7 +130,7 @@ def test_clients_that_were_not_there_leave_gaps() -> None:
     result.rounds[-1] = replace(last, metrics=metrics)
     page = read(result)
     assert "FedC²I reaches 67.00 %" in page.text  # of the two that answered
-    assert "c helps a most: λ 0.70" in page.text
+    assert "c weighs most with a: λ 0.70" in page.text
     assert "nan" not in page.text
 
 

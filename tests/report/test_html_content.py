@@ -254,13 +254,13 @@ def test_only_common_seeds_are_paired() -> None:
 
 def test_influence_in_words() -> None:
     said = story(influential())
-    assert said.headline == "b helps a most: λ 0.30, 0.9 times an equal share."
+    assert said.headline == "b weighs most with a: λ 0.30, 0.9 times an equal share."
     text = " ".join(said.sentences)
-    assert "b is its first helper in 2 of 2 seeds. In the other direction, a has λ 0.20 at b." in text
+    assert "b is first in 2 of 2 seeds. In the other direction, a has λ 0.20 at b." in text
     assert "gives 60 % of λ to its own model; an equal share is 33 %" in text
-    assert "The most useful to others is " in text
-    assert "1 client of 3 has another helper" in text
-    assert "clearest: a on class 1, helped most by c (Λ 0.50, 1.5 times an equal share)" in text
+    assert "Most weight goes to " in text
+    assert "1 client of 3 has another first client" in text
+    assert "clearest: a on class 1, where c weighs most (Λ 0.50, 1.5 times an equal share)" in text
 
 
 @pytest.mark.parametrize(("share", "mentioned"), [(0.41, False), (0.42, True)])  # 1.25 times a third is 0.4167
@@ -270,14 +270,14 @@ def test_a_class_near_the_equal_share_is_no_finding(share: float, mentioned: boo
     seen = {"influence_vector": {0: FIRST[:1]}, "influence_matrix": {0: matrix}}
     result = made_up(ABC, {0: [[1, 2, 3]]}, influence=seen)
     assert [one.label for one in client_influences(result)[0].exceptions] == [1] * mentioned
-    assert ("clearest: a on class 1, helped most by c" in " ".join(story(result).sentences)) == mentioned
+    assert ("clearest: a on class 1, where c weighs most" in " ".join(story(result).sentences)) == mentioned
 
 
 def test_equal_influence_singles_nobody_out() -> None:
     rows = [[0.34, 0.33, 0.33], [0.34, 0.33, 0.33], [0.33, 0.33, 0.34]]  # a is ahead by a hair
     said = story(made_up(ABC, {0: [[1, 2, 3]]}, influence={"influence_vector": {0: [rows]}}))
     assert "no client is singled out" in said.headline
-    assert "most useful" not in " ".join(said.sentences)
+    assert "Most weight goes to" not in " ".join(said.sentences)
 
 
 def test_a_method_without_influence_says_so() -> None:

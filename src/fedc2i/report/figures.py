@@ -100,7 +100,7 @@ def influence_vectors(result: Result, vectors: Array) -> Figure:
     names = result.federation.names
     side = min(max(2.2, 0.48 * len(names)), 7)
     figure, axes = _figure(len(chosen), 1, side, side + 0.9)
-    top = float(np.nanmax(vectors[[number - 1 for number in chosen]]))
+    top = top_shade(vectors, len(names))
     for number, axis in zip(chosen, axes[0], strict=True):
         image = vector_panel(axis, vectors[number - 1], top, names, names if axis is axes[0][0] else ())
         axis.set_title(f"round {number}", fontsize=10)
@@ -220,10 +220,15 @@ def _name_axes(axis: Axes, across: Sequence[str], down: Sequence[str]) -> None:
     axis.set_yticks(range(len(rows)), rows, fontsize=7)
 
 
+def top_shade(vectors: Array, clients: int) -> float:
+    """Where λ is darkest: the largest of all rounds, at least twice the equal share, so that equal weights are pale."""
+    return float(np.nanmax(vectors, initial=2 / clients))
+
+
 def around_equal_share(values: Array, clients: int) -> TwoSlopeNorm:
     """Colours that meet at 1/M: one side helps more than an equal share, the other less."""
     from matplotlib.colors import TwoSlopeNorm
 
     equal = 1 / clients
-    reach = float(np.abs(values - equal).max(initial=equal / 10, where=np.isfinite(values)))  # no colour for noise
+    reach = float(np.abs(values - equal).max(initial=equal, where=np.isfinite(values)))  # pale where all are near equal
     return TwoSlopeNorm(equal, equal - min(reach, equal), equal + reach)

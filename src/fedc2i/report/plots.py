@@ -108,12 +108,12 @@ def plot_influence(
     side = min(max(3.2, 0.62 * len(names)), 8)
     if client is None:
         axis = _axes(ax, side + 1, side)
-        image = figures.vector_panel(axis, values, float(np.nanmax(values)), names, names)
+        image = figures.vector_panel(axis, values, figures.top_shade(every, len(names)), names, names)
         axis.set(xlabel="client that helps", ylabel="client that is helped")
         label, title = "influence λ", f"{own.label} on {own.config.data}"
     else:
         axis = _axes(ax, max(4.2, min(0.45 * len(classes) + 1, 9)), max(3.0, 0.6 * side))
-        shades = figures.around_equal_share(values, len(names))
+        shades = figures.around_equal_share(every[:, names.index(client)], len(names))
         image = figures.matrix_panel(axis, values, shades, classes, names)
         axis.set(xlabel="class", ylabel="client that helps")
         label, title = "influence Λ (white: equal share)", f"{own.label}: who helps {client}"

@@ -57,7 +57,7 @@ def contribution(
         orders = _Orders()
     else:
         orders = _draw_orders(runs, most_runs)
-    found = _Values(runs)
+    found = Values(runs)
     rows = [*_gains(found), *_pairs(found, orders), *_classes(found, orders)]
     every = itertools.product(range(clients), HIGHER_IS_BETTER, POINTS)
     own = Contribution(
@@ -128,7 +128,7 @@ def _draw_orders(runs: CoalitionRuns, most: int) -> _Orders:
     while len(orders.rings) < MOST_RINGS and runs.count + each <= most:
         runs.say(f"two orders of givers for each receiver, ring {len(orders.rings) + 1}: at most {each} runs")
         _follow(runs, orders, Ring.draw(clients, len(orders.rings)))
-        if len(orders.rings) >= FEWEST_RINGS and _settled(_Values(runs), orders):
+        if len(orders.rings) >= FEWEST_RINGS and _settled(Values(runs), orders):
             break
     return orders
 
@@ -160,7 +160,7 @@ def _has_reached(runs: CoalitionRuns, coalition: Coalition, receiver: int) -> bo
     return bool(abs(difference.mean()) <= REACHED * error)
 
 
-def _settled(found: _Values, orders: _Orders) -> bool:
+def _settled(found: Values, orders: _Orders) -> bool:
     """Whether the orders add less variance than test samples and seeds, on average over pairs."""
     config, point = found.runs.plan.config, found.runs.plan.method.headline
     with_orders, without = [], []
@@ -176,7 +176,7 @@ def _settled(found: _Values, orders: _Orders) -> bool:
 # Values.
 
 
-class _Values:
+class Values:
     """Scores of receivers after training among coalitions, with resamples."""
 
     def __init__(self, runs: CoalitionRuns) -> None:
@@ -210,7 +210,7 @@ class _Values:
         return Score(self.runs.plan.federation.names[receiver], metric, point, alone, together)
 
 
-def _gains(found: _Values) -> list[Row]:
+def _gains(found: Values) -> list[Row]:
     rows = []
     names = found.runs.plan.federation.names
     for metric, point in itertools.product(HIGHER_IS_BETTER, POINTS):
@@ -223,7 +223,7 @@ def _gains(found: _Values) -> list[Row]:
     return rows
 
 
-def _pairs(found: _Values, orders: _Orders) -> list[Row]:
+def _pairs(found: Values, orders: _Orders) -> list[Row]:
     rows = []
     names = found.runs.plan.federation.names
     for measure, metric, point in itertools.product(MEASURES, HIGHER_IS_BETTER, POINTS):
@@ -248,7 +248,7 @@ def _contrast(
     return shapley.leave_one_out(giver, clients), []
 
 
-def _classes(found: _Values, orders: _Orders) -> list[Row]:
+def _classes(found: Values, orders: _Orders) -> list[Row]:
     """Shapley values on the test samples of one class, where a receiver has some of it."""
     federation = found.runs.plan.federation
     if len(found.pairs()) * len(federation.classes) > MOST_OF_CLASS:
@@ -300,7 +300,7 @@ def value_table(rows: Iterable[Row], names: Sequence[str]) -> Array:
     return table
 
 
-def _agreement(found: _Values, rows: Sequence[Row]) -> list[Agreement]:
+def _agreement(found: Values, rows: Sequence[Row]) -> list[Agreement]:
     names, own = found.runs.plan.federation.names, []
     measured = method_weights(found.runs)
     for metric, point in itertools.product(HIGHER_IS_BETTER, POINTS):

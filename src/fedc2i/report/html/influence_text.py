@@ -117,8 +117,8 @@ def influence_text(result: Result, found: Sequence[ClientInfluence]) -> Text:
     if max(abs(value / equal[k] - 1) for k in own for _, value in found[k].learned) < FLAT:
         line = "Influence is close to equal: no client is singled out as a helper."
     else:
-        line = f"{names[helper]} helps {names[m]} most: λ {share:.{places}f}, {times:.1f} times an equal share."
-        steady = f"{names[helper]} is its first helper in {found[m].steady} of {found[m].seeds} seeds."
+        line = f"{names[helper]} weighs most with {names[m]}: λ {share:.{places}f}, {times:.1f} times an equal share."
+        steady = f"{names[helper]} is first in {found[m].steady} of {found[m].seeds} seeds."
         other = f"In the other direction, {names[m]} has λ {vector[helper, m]:.{places}f} at {names[helper]}."
         both = [steady] * (found[m].seeds > 1) + [other] * bool(np.isfinite(vector[helper, m]))
         sentences = [" ".join(both)] if both else []
@@ -153,7 +153,7 @@ def _most_useful(vector: Array, names: Sequence[str]) -> list[str]:
     if taught[most] <= (1 + FLAT) * taught[least]:
         return []
     return [
-        f"The most useful to others is {names[most]} (they give it {taught[most]:.{places}f} on average), the "
+        f"Most weight goes to {names[most]} (others give it {taught[most]:.{places}f} on average), the "
         f"least {names[least]} ({taught[least]:.{places}f})."
     ]
 
@@ -167,7 +167,7 @@ def _classes(result: Result, found: Sequence[ClientInfluence]) -> list[str]:
     case = found[clearest].exceptions[0]
     have = f"{counted(len(different), 'client')} of {len(names)} ha{'s' if len(different) == 1 else 've'}"
     return [
-        f"{have} another helper for some class than overall; clearest: {names[clearest]} on "
-        f"{result.federation.classes[case.label]}, helped most by {names[case.helper]} "
+        f"{have} another first client for some class than overall; clearest: {names[clearest]} on "
+        f"{result.federation.classes[case.label]}, where {names[case.helper]} weighs most "
         f"(Λ {case.share:.{decimals(len(names))}f}, {case.share / case.equal:.1f} times an equal share)."
     ]

@@ -13,8 +13,10 @@ from fedc2i import __version__
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
 from fedc2i.report.html.chart_data import chart_data, to_script
+from fedc2i.report.html.contribution import contribution_view, read_contribution
 from fedc2i.report.html.influence_text import client_influences, influence_text
 from fedc2i.report.html.intervals import read_intervals
+from fedc2i.report.html.members import chance_warnings, members
 from fedc2i.report.html.rerun_command import rerun_command
 from fedc2i.report.html.sample_images import sample_images
 from fedc2i.report.html.side_by_side import cost_table, difference_table, distinct, score_table, settings_that_differ
@@ -68,6 +70,7 @@ def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, wi
     intervals = [
         read_intervals(own, one.federation.names) for own, one in zip(folders or (), found, strict=bool(folders))
     ]
+    shared = [read_contribution(own, one) for own, one in zip(folders or (), found, strict=bool(folders))]
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
@@ -80,6 +83,9 @@ def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, wi
         **{name: Markup(text) for name, text in code.items()},
         **_words(found, with_samples),
         intervals=[(one.label, own) for one, own in zip(found, intervals, strict=False) if own],
+        contributions=[(one.label, contribution_view(own)) for one, own in zip(found, shared, strict=False) if own],
+        members=members(found, shared),
+        chance=tuple(chance_warnings(found[0])) if len(found) == 1 else (),
     )
 
 

@@ -25,9 +25,9 @@ function drawPanel() {
     const measured = ranked(own, state.client);
     const learned = measured.filter(notable).slice(0, 6);
     const taught = ranked(rows.map((row) => row[state.client]), state.client).filter(notable).slice(0, 6);
-    parts.push(make("h3", {}, `${name} learned most from`));
+    parts.push(make("h3", {}, `Who weighs most with ${name}`));
     parts.push(learned.length ? bars(learned, equal) : make("p", { class: "caption" }, measured.length ? "nobody: it keeps nearly all weight to itself" : "nothing was measured in this round"));
-    parts.push(make("h3", {}, `${name} taught most to`));
+    parts.push(make("h3", {}, `Where ${name} weighs most`));
     parts.push(taught.length ? bars(taught, equal) : make("p", { class: "caption" }, "nobody gave it weight in this round"));
     const matrix = matrixNow();
     if (matrix && measured.length && matrix.round === roundNumber()) {

@@ -1,4 +1,4 @@
-// Who helps whom: an arrow from the helper to the one that is helped, as thick as its influence.
+// Who weighs most with whom: an arrow from the giver to the receiver, as thick as its influence.
 const CLEARLY = 1.1; // times an equal share
 
 /** λ between nodes: share[b][a] is what a member of b gives to the members of a in all, except itself; and the equal share. */
@@ -62,7 +62,7 @@ function drawGraph() {
     const alone = labels.length === 1;
     return { a, label, radius, x: wide / 2 + (alone ? 0 : ring.x * Math.cos(angle)), y: high / 2 + (alone ? 0 : ring.y * Math.sin(angle)), upper: Math.sin(angle) < -0.1 };
   });
-  const svg = make("svg", { viewBox: `0 0 ${wide} ${high}`, role: "group", "aria-label": `Who helps whom in round ${roundNumber()}` });
+  const svg = make("svg", { viewBox: `0 0 ${wide} ${high}`, role: "group", "aria-label": `Who weighs most with whom in round ${roundNumber()}` });
   const edges = [];
   share.forEach((line, b) => line.forEach((value, a) => {
     if (a !== b && value > 0.03 * top) edges.push({ a, b, value, strong: value > CLEARLY * equal[b][a] });
@@ -73,7 +73,7 @@ function drawGraph() {
   $("graph-chart").replaceChildren(svg);
   const what = { client: "clients", domain: "domains; an arrow adds up what a client of one domain gives to the clients of another", cluster: "groups of clients that listen to each other, found in the last round" }[kind];
   $("graph-caption").textContent =
-    `Nodes are ${what}. An arrow goes from the helper to the helped, in the helper's colour, as thick as its λ in round ${roundNumber()} (${shownView("vector")}); pale arrows are less than a tenth above an equal share. ` +
+    `Nodes are ${what}. An arrow goes from the giver to the receiver, in the giver's colour, as thick as its λ in round ${roundNumber()} (${shownView("vector")}); pale arrows are less than a tenth above an equal share. ` +
     (kind === "client" ? "A larger disc keeps more to itself. " : "A larger disc has more clients; inside: what they give to each other and themselves. ") + "Point at a node, or move to it with the tab key, to see its arrows alone.";
   $("graph-note").textContent = summaryOf(edges, labels);
 }
@@ -95,7 +95,7 @@ function arrow(from, to, edge, top) {
   group.append(
     make("path", { d: `M${start.x} ${start.y}Q${bend.x} ${bend.y} ${neck.x} ${neck.y}`, stroke: colour, "stroke-width": width, fill: "none" }),
     make("path", { d: `M${tip.x} ${tip.y}L${neck.x - unit.y * wing} ${neck.y + unit.x * wing}L${neck.x + unit.y * wing} ${neck.y - unit.x * wing}Z`, fill: colour }),
-    make("title", {}, `${from.label} helps ${to.label}: ${edge.value.toFixed(3)}`),
+    make("title", {}, `${from.label} weighs with ${to.label}: ${edge.value.toFixed(3)}`),
   );
   if (edge.strong && Number.isFinite(edge.value)) {
     const at = { x: (start.x + 2 * bend.x + neck.x) / 4, y: (start.y + 2 * bend.y + neck.y) / 4 };

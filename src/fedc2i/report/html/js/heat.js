@@ -26,8 +26,8 @@ function drawVector() {
     hovertemplate: "%{y} gives %{x} λ = %{z:.3f}<extra></extra>",
   }], {
     height: Math.min(640, few ? 110 + size * Math.min(62, side / (size + 1.5)) : Math.max(340, side * 0.86)), margin: { t: 34, l: 20, b: 8 },
-    xaxis: { type: "category", side: "top", title: { text: "helps", standoff: 12, font: { size: 12 } }, showgrid: false, showticklabels: size <= 40, tickangle: size <= 6 && side > 520 ? 0 : -40 },
-    yaxis: { type: "category", autorange: "reversed", title: { text: "is helped", standoff: 14, font: { size: 12 } }, showgrid: false, showticklabels: size <= 40 },
+    xaxis: { type: "category", side: "top", title: { text: "gives", standoff: 12, font: { size: 12 } }, showgrid: false, showticklabels: size <= 40, tickangle: size <= 6 && side > 520 ? 0 : -40 },
+    yaxis: { type: "category", autorange: "reversed", title: { text: "receives", standoff: 14, font: { size: 12 } }, showgrid: false, showticklabels: size <= 40 },
   });
   const kept = run.influenceRounds.vector.length;
   $("heat-caption").textContent =
@@ -98,18 +98,18 @@ function drawMatrix() {
     type: "heatmap", z: rows.map((row) => Array.from(row, (value) => (Number.isFinite(value) ? value : null))), x: classes, y: names,
     zmin: 0, zmax: high, colorscale: diverging(0, equal, high), xgap: few ? 2 : 0, ygap: few ? 2 : 0, colorbar: colorbar("Λ"),
     texttemplate: few && cell > 34 ? "%{z:.2f}" : undefined, textfont: { size: 11 }, hoverongaps: false,
-    hovertemplate: "%{y} helps with %{x}: Λ = %{z:.3f}<extra></extra>",
+    hovertemplate: "%{y} weighs at %{x}: Λ = %{z:.3f}<extra></extra>",
   }, {
     x: other.map((one) => classes[one.label]), y: other.map((one) => names[one.helper]), mode: "markers", hoverinfo: "skip",
     marker: { symbol: "square-open", size: few ? Math.min(30, Math.max(14, cell * 0.7)) : 8, color: css("--ink"), line: { width: 1.6 } },
   }], {
     height: few ? 130 + 36 * size : 520, margin: { t: 10, l: 20 },
     xaxis: { type: "category", title: { text: "class", font: { size: 12 } }, showgrid: false, showticklabels: classes.length <= 60 },
-    yaxis: { type: "category", autorange: "reversed", title: { text: "helps", standoff: 14, font: { size: 12 } }, showgrid: false, showticklabels: size <= 40 },
+    yaxis: { type: "category", autorange: "reversed", title: { text: "gives", standoff: 14, font: { size: 12 } }, showgrid: false, showticklabels: size <= 40 },
   });
   const measured = rows.some((row) => row.some(Number.isFinite));
   $("matrix-caption").textContent = !measured
     ? `${name} measured nothing in round ${round}.`
     : `How ${name} weighs everyone's classifier, class by class, in round ${round}${round !== roundNumber() ? " (the nearest that the page holds)" : ""}, ${shownView("matrix")}. ` +
-      (isFlat(rows, equal) ? "It is close to equal for every class. " : "") + "Blue is more than an equal share, brown is less" + (other.length ? "; a frame marks a class whose first helper is not the first of λ." : ".");
+      (isFlat(rows, equal) ? "It is close to equal for every class. " : "") + "Blue is more than an equal share, brown is less" + (other.length ? "; a frame marks a class whose first client is not the first of λ." : ".");
 }

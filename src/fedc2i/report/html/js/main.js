@@ -80,12 +80,19 @@ function begin() {
   for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", () => copy(button));
   followContents();
   drawAll();
+  markWide();
+  for (const fold of document.querySelectorAll("details")) fold.addEventListener("toggle", markWide);
   let narrow = innerWidth;
-  addEventListener("resize", () => { if (innerWidth !== narrow) { narrow = innerWidth; requestAnimationFrame(drawRound); } });
+  addEventListener("resize", () => { if (innerWidth !== narrow) { narrow = innerWidth; requestAnimationFrame(() => { drawRound(); markWide(); }); } });
   let before = null;
   addEventListener("beforeprint", () => { before = root.dataset.theme; setTheme("light"); forPrint(true); });
   addEventListener("afterprint", () => { setTheme(before); forPrint(false); });
   root.dataset.ready = Math.round(performance.now());
+}
+
+/** Tables that are wider than the page say that they scroll. */
+function markWide() {
+  for (const table of document.querySelectorAll(".scroll")) table.classList.toggle("wide", table.scrollWidth > table.clientWidth + 4);
 }
 
 /** Paper is narrower than most windows, and has no folds. */

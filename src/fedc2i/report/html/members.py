@@ -1,0 +1,172 @@
+"""The opening of a page: each client alone and together, who is first for it, and how far that is proven."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedc2i.analysis.contribution.records import Contribution
+from fedc2i.analysis.paired_bootstrap import interval, resampled_averages
+from fedc2i.analysis.weights import finite_mean
+from fedc2i.engine.records import Point
+from fedc2i.report.comparison import has_samples
+from fedc2i.report.contribution_report import UNPROVEN, first_helper, gain_of
+from fedc2i.report.html.influence_text import client_influences
+from fedc2i.report.html.side_by_side import common_seeds, restricted
+from fedc2i.report.table import WHEN, counted, decimals, metric_words
+from fedc2i.runs.results import Result
+
+LOCAL = "local"
+MOST_NAMED = 6  # clients in a warning
+NEAR = {"auroc": 55.0}  # percent, below which a score is near chance
+CLOSE = 1.0  # points above the most frequent class that are no gain over guessing it
+
+
+class Member(NamedTuple):
+    """A row: scores, their difference (positive is better) with its interval, the first helper, and the proof."""
+
+    name: str
+    alone: str
+    together: str
+    difference: str
+    ends: str
+    helper: str
+    proof: str
+    is_worse: bool  # than alone
+    is_certain: bool
+
+
+@dataclass(frozen=True)
+class Members:
+    """The rows of one run, what they are of, and warnings for the top of the page."""
+
+    title: str
+    first: str  # the heading of the column of helpers
+    rows: tuple[Member, ...]
+    note: str
+    warnings: tuple[str, ...]
+
+
+def members(results: Sequence[Result], contributions: Sequence[Contribution | None]) -> Members | None:
+    """From a contribution in a run's folder, else from a run of Local beside another; None without either."""
+    for result, own in zip(results, contributions, strict=False):
+        if own is not None:
+            return _of_contribution(result, own)
+    local = next((one for one in results if one.method.name == LOCAL), None)
+    others = [one for one in results if one.method.name != LOCAL]
+    if local is None or not others:
+        return None
+    chosen = next((one for one in others if one.influence("influence_vector").size), others[0])
+    return _against_local(chosen, local)
+
+
+def _of_contribution(result: Result, own: Contribution) -> Members:
+    words, rows = metric_words(own.metric), []
+    for name in own.clients:
+        score, gain, first = own.score(name), gain_of(own, name), first_helper(own, name)
+        helper = "–" if first is None or first.value <= 0 else first.giver
+        proof = "–"
+        if first is not None and first.value > 0:
+            value = f"adds {first.value:+.{words.digits}f}"
+            proof = f"{value}, {UNPROVEN}" if first.verdict == UNPROVEN else f"helps: {value}, p {first.p:.2g}"
+        ends = f"{gain.low:+.{words.digits}f} to {gain.high:+.{words.digits}f}"
+        told = gain.verdict != UNPROVEN
+        rows.append(_member(name, score.alone, score.together, gain.value, ends, helper, proof, own.metric, told))
+    title = f"{result.label}: each client alone and together, {words.title} {WHEN[own.point]}"
+    note = (
+        f"Measured by fedc2i contribution with {counted(len(own.seeds), 'seed')}: alone is the method Local, the first "
+        "helper has the largest value over coalitions. Difference: positive is better."
+    )
+    return Members(title, "first helper", tuple(rows), note, _warnings(rows))
+
+
+def _against_local(result: Result, local: Result) -> Members:
+    seeds = common_seeds([result, local])
+    point, metric, names = result.method.headline, result.config.metric, result.federation.names
+    words = metric_words(metric)
+    ours, alone = (finite_mean(restricted(one, seeds).accuracy(point, metric)) for one in (result, local))
+    influences, rows = client_influences(result), []
+    for k, name in enumerate(names):
+        difference = words.sign * float(ours[k] - alone[k])
+        found = _interval(result, local, point, seeds, k)
+        ends = "" if found is None else f"{found[0]:+.{words.digits}f} to {found[1]:+.{words.digits}f}"
+        helper, proof = "–", "no influence is measured"
+        if influences and influences[k].learned:
+            first, share = influences[k].learned[0]
+            helper = names[first]
+            proof = f"λ {share:.{decimals(len(names))}f}, not checked against training without it"
+        told = found is not None and (found[0] > 0 or found[1] < 0)
+        rows.append(_member(name, float(alone[k]), float(ours[k]), difference, ends, helper, proof, metric, told))
+    title = f"{result.label}: each client alone (Local) and together, {words.title} {WHEN[point]}"
+    note = (
+        f"{counted(len(seeds), 'common seed')}; difference: positive is better, 95 % interval by paired bootstrap. λ "
+        "says who weighs most in a client's mixture; fedc2i contribution RUN measures who helps."
+    )
+    return Members(title, "weighs most", tuple(rows), note, _warnings(rows))
+
+
+def _member(
+    name: str,
+    alone: float,
+    together: float,
+    difference: float,
+    ends: str,
+    helper: str,
+    proof: str,
+    metric: str,
+    told: bool,
+) -> Member:
+    digits = metric_words(metric).digits
+    numbers = [f"{alone:.{digits}f}", f"{together:.{digits}f}", f"{difference:+.{digits}f}"]
+    first, second, third = (number.replace("+nan", "–").replace("nan", "–") for number in numbers)
+    ends = "" if "nan" in ends else ends
+    return Member(name, first, second, third, ends, helper, proof, difference < 0, told)
+
+
+def _interval(
+    result: Result, local: Result, point: Point, seeds: tuple[int, ...], client: int
+) -> tuple[float, float] | None:
+    """Of the difference of one client, over seeds and test samples; None without predictions."""
+    ours, alone = result.predictions, local.predictions
+    if ours is None or alone is None or not seeds or not has_samples([result, local]):
+        return None
+    metric = result.config.metric
+    found = resampled_averages((ours, alone), point, metric, seeds, (client,))
+    return interval(metric_words(metric).sign * (found[0] - found[1]))
+
+
+def _warnings(rows: Sequence[Member]) -> tuple[str, ...]:
+    """Clients that fare worse than alone."""
+    said = []
+    for certain, words in ((True, "beyond chance"), (False, "which may be chance")):
+        worse = [f"{row.name} ({row.difference})" for row in rows if row.is_worse and row.is_certain == certain]
+        if worse:
+            more = f" and {len(worse) - MOST_NAMED} more" if len(worse) > MOST_NAMED else ""
+            said.append(f"Worse than training alone, {words}: {', '.join(worse[:MOST_NAMED])}{more}.")
+    return tuple(said)
+
+
+def chance_warnings(result: Result) -> list[str]:
+    """Clients whose score says no more than guessing would."""
+    metric, names = result.config.metric, result.federation.names
+    values = finite_mean(result.accuracy(result.method.headline, metric))
+    if metric == "accuracy":
+        guess = result.majority
+        near = [
+            f"{name} ({value:.1f} %, most frequent class {guess[name]:.1f} %)"
+            for name, value in zip(names, values.tolist(), strict=True)
+            if name in guess and not math.isnan(value) and value < guess[name] + CLOSE and guess[name] < 100
+        ]
+    else:
+        limit = NEAR.get(metric, -np.inf)
+        if metric == "balanced_accuracy":
+            limit = 100 / len(result.federation.classes) + NEAR["auroc"] - 50
+        near = [f"{name} ({value:.1f} %)" for name, value in zip(names, values.tolist(), strict=True) if value < limit]
+    if not near:
+        return []
+    more = f" and {len(near) - MOST_NAMED} more" if len(near) > MOST_NAMED else ""
+    return [f"{result.label}: no better than guessing at {', '.join(near[:MOST_NAMED])}{more}."]

@@ -1,0 +1,70 @@
+"""The study of cheap measures: planted clients, and how well a table of values shows them, by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from experiments.agreement import Truth, agreement, auc, interval
+from experiments.agreement_plants import PLANTS, Planted, plant
+from experiments.agreement_probe import PREFIX, ProbedPlus
+
+from fedc2i.data.federation import Federation
+from fedc2i.models.model import Model
+from fedc2i.runs.driver import compute
+from fedc2i.runs.plan import prepare
+
+
+def test_auc_by_hand(make_federation: Callable[..., Federation]) -> None:
+    federation = make_federation((8, 8, 8, 8))
+    last = np.array([[9, 1, 2, 3], [0, 0, 0, 0], [5, 1, 9, 3], [5, 4, 3, 9]], dtype=float)
+    assert auc(last, Planted(federation, 1)) == pytest.approx((1 + 1 + 0.5) / 3)
+    near = np.array([[9, 1, 2, 3], [0, 0, 0, 0], [5, 5, 9, 1], [5, 1, 4, 9]], dtype=float)
+    # To client 2 both are equal; to client 3 they are the farthest of three pairs.
+    assert auc(near, Planted(federation, 1, copy_of=0)) == pytest.approx((1 + 0) / 2)
+
+
+@pytest.mark.parametrize("kind", PLANTS)
+def test_plants_change_one_client(kind: str, make_federation: Callable[..., Federation]) -> None:
+    federation = make_federation((12, 12, 12), validation=4)
+    own = plant(kind, federation)
+    assert own is not None
+    same = [a.train.x.equal(b.train.x) for a, b in zip(own.federation.clients, federation.clients, strict=True)]
+    if own.attack:
+        assert (own.federation, own.client) == (federation, 1)
+    elif kind == "other classes":
+        classes = [{*client.train.y.tolist()} for client in own.federation.clients]
+        assert [sorted(one) for one in classes] == [[0, 1], [2, 3], [0, 1]]
+    else:
+        assert same == [True, False, True]
+        assert own.federation.clients[1].train.x.equal(federation.clients[0].train.x) == (kind == "duplicate")
+
+
+def test_agreement_of_a_perfect_measure() -> None:
+    values = np.random.default_rng(0).normal(size=(2, 5, 5))
+    truth = Truth({"received": values, "trained": values}, {"same": np.stack([values.mean(0)] * 2)})
+    rho, p, sign = agreement(truth, "same", "trained")
+    assert rho == pytest.approx([1.0, 1.0])
+    assert p < 0.05
+    assert sign == 1.0
+    assert interval([0.5, 0.5]) == "+0.50 (+0.50 to +0.50)"
+    assert interval([math.nan]) == "–"
+
+
+def test_the_probe_changes_nothing_and_measures_every_model(
+    make_federation: Callable[..., Federation], model: Model
+) -> None:
+    settings = {"rounds": 2, "epochs": 1, "device": "cpu"}
+    federation = make_federation((12, 10, 8), validation=6)
+    plain, probed = prepare(["fedc2i-plus", ProbedPlus()], settings, federation, model)
+    first, second = compute(plain), compute(probed)
+    np.testing.assert_array_equal(first.accuracy("trained", "loss"), second.accuracy("trained", "loss"))
+    measured = second.rounds[-1].influence
+    rise, order = (measured[f"{PREFIX}{name}, held-out"] for name in ("rise", "first order"))
+    assert rise.shape == order.shape == (3, 3)
+    assert np.isfinite(rise).all()
+    assert np.corrcoef(rise.flat, order.flat)[0, 1] > 0.9  # models are near each other after two rounds
+    np.testing.assert_allclose(np.diag(measured[f"{PREFIX}step, training"]), 0, atol=1e-6)
+    np.testing.assert_allclose(np.diag(measured[f"{PREFIX}similarity"]), 1, atol=1e-4)

@@ -1,0 +1,135 @@
+"""A contribution on the page: sentences, verdicts, the opening table, warnings, and a CSV that can be downloaded."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedc2i.analysis.contribution.records import GAIN, Contribution, Row, Score
+from fedc2i.engine.records import POINTS
+from fedc2i.methods.local import Local
+from fedc2i.report.contribution_report import headline, member_sentence, sentences
+from fedc2i.report.html import page
+from fedc2i.report.html.contribution import contribution_view
+from fedc2i.report.html.members import chance_warnings, members
+from fedc2i.report.plots import plot_influence
+from support.helpers import blank_federation, made_up
+
+NAMES = ("north", "south", "west")
+
+
+def contribution() -> Contribution:
+    """North gains beyond chance, most from south; west costs it; nothing else is certain."""
+    values = {("south", "north"): (4.0, 0.01), ("west", "north"): (-1.0, 0.02)}
+    rows, scores = [], []
+    for point in POINTS:
+        for receiver in NAMES:
+            gain = 3.0 if receiver == "north" else -0.5
+            p = 0.01 if receiver == "north" else 0.7
+            rows.append(Row(GAIN, "", receiver, "accuracy", point, "", gain, gain - 2, gain + 2, p))
+            scores.append(Score(receiver, "accuracy", point, 70.0, 70.0 + gain))
+            for giver in NAMES:
+                if giver != receiver:
+                    value, p = values.get((giver, receiver), (0.25, 1.0))
+                    rows.append(
+                        Row("shapley", giver, receiver, "accuracy", point, "", value, value - 0.5, value + 0.5, p)
+                    )
+    ends = {"scores": tuple(scores), "rows": tuple(rows), "agreement": (), "notes": ("A note.",)}
+    sizes = dict.fromkeys(NAMES, 50)
+    many = (("0", "1", "2"), (0, 1), 5, "accuracy", "trained", True, 5, 0, 0, sizes)
+    return Contribution("FedC²I", "fedc2i", "toy", NAMES, *many, **ends)
+
+
+def test_sentences_say_what_is_certain_and_what_is_not() -> None:
+    own = contribution()
+    assert headline(own) == (
+        "1 of 3 clients gains from taking part beyond chance; 2 of 6 pairs (giver, receiver) have an effect beyond "
+        "chance."
+    )
+    north, south, _ = sentences(own)
+    assert north == (
+        "north gains 3.00 points of accuracy from taking part (95 % interval 1.00 to 5.00); most comes from south "
+        "(+4.00); west (-1.00) costs it."
+    )
+    assert "a difference of -0.50 points of accuracy from taking part is not told from zero" in south
+    assert "north (+0.25, not told from zero)" in south
+
+
+def test_a_loss_is_written_without_percent() -> None:
+    own = contribution()
+    rows = tuple(replace(row, metric="loss", value=row.value / 100) for row in own.rows)
+    scores = tuple(replace(score, metric="loss") for score in own.scores)
+    said = member_sentence(replace(own, metric="loss", rows=rows, scores=scores), "north")
+    assert said.startswith("north gains 0.030 log-loss from taking part")
+
+
+def test_cells_are_pale_unless_they_are_certain() -> None:
+    view = contribution_view(contribution())
+    south, west = view.rows[0][1], view.rows[0][2]
+    assert view.rows[0][0] is None
+    assert (south.shade, south.told) == (1.0, True)  # type: ignore[union-attr]
+    assert (west.shade, west.told) == (-0.25, True)  # type: ignore[union-attr]
+    pale = view.rows[1][0]
+    assert pale is not None
+    assert (pale.told, pale.shade) == (False, pytest.approx(0.25 / 4 * 0.25, abs=1e-3))
+    assert [bar.kind for bar in view.bars] == ["plus", "unproven", "unproven"]
+    assert all(0 <= end <= 100 for bar in view.bars for end in (bar.left, bar.left + bar.width, bar.low, bar.high))
+
+
+def test_page_opens_with_each_client_and_offers_the_csv(tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    own, federation = contribution(), blank_federation(NAMES)
+    result = made_up(federation, {0: [[60, 60, 60]], 1: [[60, 60, 60]]})
+    own.write(tmp_path)
+    text = page.make([replace(result, federation=federation)], folders=[tmp_path])
+    assert text.index('id="members"') < text.index('id="scores"')
+    assert "how far that is proven" in text
+    assert "helps: adds +4.00, p 0.01" in text
+    assert "Worse than training alone, which may be chance: south (-0.50), west (-0.50)." in text
+    assert '<section id="contribution">' in text
+    stored = re.search(r'href="data:text/csv;base64,([^"]+)"', text)
+    assert stored
+    assert base64.b64decode(stored[1]).decode() == own.to_csv()
+    assert '<section id="contribution">' not in page.make([result], folders=[tmp_path / "other"])
+
+
+def test_beside_local_the_words_are_not_helps() -> None:
+    federation = blank_federation(NAMES)
+    weights = {"influence_vector": {seed: [[[0.2, 0.7, 0.1], [0.3, 0.4, 0.3], [0.1, 0.8, 0.1]]] for seed in (0, 1)}}
+    ours = made_up(federation, {0: [[60, 70, 80]], 1: [[60, 70, 80]]}, influence=weights)
+    local = made_up(federation, {0: [[65, 60, 80]], 1: [[65, 60, 80]]}, method=Local())
+    found = members([local, ours], [None, None])
+    assert found is not None
+    assert found.first == "weighs most"
+    assert [(row.name, row.difference, row.helper) for row in found.rows] == [
+        ("north", "-5.00", "south"),
+        ("south", "+10.00", "north"),
+        ("west", "+0.00", "south"),
+    ]
+    assert all("not checked" in row.proof for row in found.rows)
+    assert found.warnings == ("Worse than training alone, which may be chance: north (-5.00).",)
+    assert members([ours], [None]) is None
+
+
+def test_a_score_near_guessing_is_a_warning() -> None:
+    result = made_up(blank_federation(NAMES), {0: [[33.0, 60.0, 60.0]]}, lift=0.0)
+    (said,) = chance_warnings(result)
+    assert "no better than guessing at north (33.0 %, most frequent class 33.3 %)" in said
+    assert chance_warnings(made_up(blank_federation(NAMES), {0: [[50.0, 60.0, 60.0]]})) == []
+
+
+def test_heat_maps_of_all_rounds_have_one_scale() -> None:
+    pytest.importorskip("matplotlib").use("agg")
+    rounds = np.array([[[0.5, 0.25, 0.25]] * 3, [[0.9, 0.05, 0.05]] * 3])
+    result = made_up(blank_federation(NAMES), {0: [[60.0] * 3] * 2}, influence={"influence_vector": {0: rounds}})
+    limits = [plot_influence(result, number).images[0].get_clim() for number in (1, 2)]
+    assert limits[0] == limits[1] == (0.0, pytest.approx(0.9))
+    flat = made_up(
+        blank_federation(NAMES), {0: [[60.0] * 3]}, influence={"influence_vector": {0: np.full((1, 3, 3), 1 / 3)}}
+    )
+    assert plot_influence(flat).images[0].get_clim()[1] == pytest.approx(2 / 3)
