@@ -10,10 +10,13 @@ import pytest
 pytest.importorskip("flwr")
 import httpx
 from flwr.proto.fleet_pb2 import PushMessagesRequest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedc2i.deploy import gateway
 from fedc2i.deploy.body_limit import MOST_OBJECT, MOST_OTHERS, MOST_OWN, BodyLimit
 from fedc2i.deploy.gateway import Gate
+from fedc2i.flower import compat
 
 PIECE = 2**16
 
@@ -138,3 +141,13 @@ def test_a_message_must_come_from_the_node_that_sends_it(body: bytes, status: in
     scope = {"type": "http", "path": "/v1/fleet/push-messages", "headers": []}
     asyncio.run(Gate(app)(scope, receive, send))
     assert said[0]["status"] == status
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60), st.integers(0, 30), st.binary(max_size=4))
+def test_any_body_is_from_its_node_or_not(noise: bytes, place: int, middle: bytes) -> None:
+    """Whatever a stranger sends is decided without an error, and a sound message is not decided by chance."""
+    assert compat.is_from_its_node(noise) in (True, False)
+    sound = pushed(2**40 + 7, 2**40 + 7)
+    assert compat.is_from_its_node(sound[:place] + middle + sound[place:]) in (True, False)
+    assert compat.is_from_its_node(sound)

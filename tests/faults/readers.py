@@ -220,7 +220,7 @@ def _understand(path: Path) -> object:
 
 def _site(path: Path) -> None:
     site_folder.make_site(path / "site", "clinic", "folder:mine", "fed.example.org:9092", check=False)
-    coordinator_folder.make_coordinator(path / "coordinator", ["fed.example.org"])
+    coordinator_folder.rotate(coordinator_folder.make_coordinator(path / "coordinator", ["fed.example.org"]))
     (path / "site" / "ca.crt").write_bytes((path / "coordinator" / "ca.crt").read_bytes())
     (path / "addresses").write_text("fed.example.org:9092\n[::1]:80\n")
 
@@ -233,7 +233,7 @@ def _read_site(path: Path) -> object:
         coordinator_folder.read_coordinator(path / "coordinator"),
     ]
     found.append(keys.read_request(path / "site" / "clinic.csr"))
-    found.append(tls.describe(tls.read_certificate(path / "site" / "ca.crt")))
+    found += map(tls.describe, tls.read_authorities(path / "site" / "ca.crt"))
     for line in (path / "addresses").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         found += [check_address(line), check_host(line.rpartition(":")[0].strip("[]"))]
     return found
