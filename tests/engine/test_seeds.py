@@ -22,7 +22,7 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 from oracles import assert_same_model
-from support.method_checks import in_double
+from support.method_checks import each_kind, in_double
 
 SIZES = (12, 20, 7, 9)
 SEEDS = (3, 0, 11)
@@ -76,7 +76,7 @@ def normed(make_model: Callable[..., Model]) -> Model:
 
 @executors
 @pytest.mark.parametrize("participation", ["100%", "50%"])
-@pytest.mark.parametrize("name", ["fedavg", "fedc2i", "fedrep", "fedala", "fedpac"])
+@pytest.mark.parametrize("name", each_kind(["fedavg", "fedc2i", "fedrep", "fedala", "fedpac"]))
 def test_every_seed_as_alone(
     name: str, participation: str, executor: str, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:
@@ -88,7 +88,7 @@ def test_every_seed_as_alone(
 
 
 @executors
-@pytest.mark.parametrize("order", [(0, 3, 11), (11, 0, 3), (0, 11)], ids=str)
+@pytest.mark.parametrize("order", [(11, 0, 3), (0, 11)], ids=str)
 def test_the_order_of_seeds_does_not_matter(
     order: tuple[int, ...], executor: str, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:

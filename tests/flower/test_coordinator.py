@@ -389,7 +389,7 @@ WITH_A_STATE = ("fedc2i", "fedcalm", "fedc2i-top")  # at the clients, at the ser
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        pytest.param(name, settings, marks=() if not settings or name in WITH_A_STATE else pytest.mark.slow)
+        pytest.param(name, settings, marks=() if name in WITH_A_STATE else pytest.mark.slow)
         for name in RESUMED
         for settings in ({}, {"clients_per_round": 1}, {"topology": "ring"}, {"patience": 3})
     ],
