@@ -169,3 +169,5 @@ def test_stratified_order_by_hand() -> None:
     keys = np.array([4.0, 3.0, 2.0, 1.0, 6.0, 5.0])
     # class 0 stands at 1/8, 3/8, 5/8, 7/8 in the order of its keys, class 1 at 1/4 and 3/4
     assert stratified_order(labels, keys).tolist() == [3, 5, 2, 1, 4, 0]
+    one_of_five = np.array([0, 1, 1, 1, 1])  # at 1/2, between those at 1/8, 3/8, 5/8 and 7/8
+    assert stratified_order(one_of_five, np.arange(5)).tolist() == [1, 2, 0, 3, 4]
