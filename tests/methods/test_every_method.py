@@ -23,6 +23,7 @@ LOAD_ONE = """
 import sys
 from fedc2i.methods.base import find_method, get_method, method_names
 assert get_method("fedc2i").title == "FedC²I"
+assert get_method("fedc2i-server").title
 assert "fedc2i.methods.fedavg" not in sys.modules
 assert get_method("fedc2i-client").title  # a file of several methods
 assert len(method_names()) > 20
