@@ -19,7 +19,6 @@ from fedc2i.core.files import is_plugin, load_plugin, plugin_checksums
 from fedc2i.core.options import convert, names, options_of, type_hints
 from fedc2i.data import sources
 from fedc2i.data.federation import Federation, InputSpec
-from fedc2i.data.remote import RemoteFederation
 from fedc2i.engine.records import Round
 from fedc2i.engine.simulator import check
 from fedc2i.methods.base import Method, get_method
@@ -98,7 +97,7 @@ class Plan:
 
     def on_features(self, observer: Observer | None = None) -> Plan:
         """The same computation where only a head trains: features in place of images, and the head as the model."""
-        if not self.model.has_constant_body or isinstance(self.federation, RemoteFederation):
+        if not self.model.has_constant_body or not self.federation.has_samples:
             return self
         from fedc2i.models import features
 
