@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from fedc2i.core.memory import cores
+from fedc2i.core.settings import cores
 from fedc2i.data.federation import InputSpec
 from fedc2i.models import backbones, features
 

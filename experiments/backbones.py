@@ -25,7 +25,7 @@ import fedc2i
 from experiments.grid import launch
 from experiments.stylised import make
 from fedc2i.core.errors import UserError
-from fedc2i.core.memory import cores
+from fedc2i.core.settings import cores
 from fedc2i.data.catalog import data_root
 from fedc2i.data.federation import Federation
 

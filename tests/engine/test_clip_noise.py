@@ -29,8 +29,8 @@ from fedc2i.engine.clip_noise import (
     reference,
     secret_in,
 )
-from fedc2i.engine.exchange import process
-from fedc2i.engine.server import Server
+from fedc2i.engine.exchange import Server
+from fedc2i.engine.upload import process
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I

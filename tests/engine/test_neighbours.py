@@ -17,9 +17,9 @@ from fedc2i.core.params import Params, Stacked, floating, row, size_in_bytes
 from fedc2i.core.settings import TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import RunContext
+from fedc2i.engine.exchange import Server
 from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor, Personalised, Trained
 from fedc2i.engine.executors.workers import pool
-from fedc2i.engine.server import Server
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I

@@ -18,10 +18,10 @@ from fedc2i.core.params import Params, row, rows, size_in_bytes, stack
 from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
+from fedc2i.engine.exchange import Server
 from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.server import Server
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedavg import FedAvg

@@ -18,10 +18,10 @@ from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Client, Federation, InputSpec, Split
 from fedc2i.engine.attacks import KINDS, Attack, apply, by_kind, parse, read_resolved, resolved
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
-from fedc2i.engine.exchange import process
+from fedc2i.engine.exchange import Mailbox
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.server import Mailbox
 from fedc2i.engine.simulator import simulate
+from fedc2i.engine.upload import process
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I

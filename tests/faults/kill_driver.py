@@ -27,7 +27,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
 from fedc2i.engine import checkpoint
 from fedc2i.engine.client import LocalClient
-from fedc2i.engine.server import Mailbox, Server
+from fedc2i.engine.exchange import Mailbox, Server
 from fedc2i.report import figures
 from fedc2i.runs import writer
 from fedc2i.runs.driver import execute

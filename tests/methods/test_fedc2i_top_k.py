@@ -14,8 +14,8 @@ from torch.testing import assert_close
 import fedc2i
 from fedc2i.core.params import Params, size_in_bytes, stack
 from fedc2i.data.federation import Federation
+from fedc2i.engine.exchange import Server
 from fedc2i.engine.executors.workers import pool
-from fedc2i.engine.server import Server
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_top_k import Chosen, FedC2ITopK, beside, choose, scores, spread

@@ -23,9 +23,9 @@ from fedc2i.core.settings import EngineSettings
 from fedc2i.engine import checkpoint
 from fedc2i.engine.checkpoint import state_size
 from fedc2i.engine.client import RunContext
+from fedc2i.engine.exchange import Mailbox
 from fedc2i.engine.records import Round
 from fedc2i.engine.seed_run import SeedRun
-from fedc2i.engine.server import Mailbox
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import figures

@@ -44,8 +44,7 @@ from fedc2i.core.files import refuse_links, to_json, write_atomically
 from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext, repeatable
-from fedc2i.engine.exchange import receiver_groups
-from fedc2i.engine.server import Mailbox, Server
+from fedc2i.engine.exchange import Mailbox, Server, receiver_groups
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedc2i_top_k import FedC2ITopK
 from fedc2i.methods.messages import valid_flags

@@ -6,9 +6,7 @@ fixed limit.
 
 from __future__ import annotations
 
-import math
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from fedc2i.core.errors import UserError
@@ -40,12 +38,3 @@ def require(where: object, declared: int, what: str = "the arrays", copies: int 
     """Raises a `UserError` unless ``copies`` times the ``declared`` bytes are free; ``where`` begins the message."""
     if declared * copies > (free := available()):
         raise UserError(f"{where}: {what} declare {declared:,} bytes, but {free:,} bytes of memory are free here")
-
-
-def cores() -> int:
-    """How many cores this process may use: of its affinity, and of its container's quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        count = min(count, max(1, math.floor(int(quota) / int(period))))  # "max" is no number: no quota
-    return count

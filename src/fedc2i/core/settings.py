@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from fedc2i.core.errors import UserError
@@ -132,3 +136,12 @@ class EngineSettings(TrainingSettings):
         if not 0 < share <= 1:
             raise UserError(f"clients_per_round must be 1..{clients} or a share such as 20%, got '{wanted}'")
         return max(1, round(share * clients))
+
+
+def cores() -> int:
+    """How many cores this process may use: of its affinity, and of its container's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        count = min(count, max(1, math.floor(int(quota) / int(period))))  # "max" is no number: no quota
+    return count

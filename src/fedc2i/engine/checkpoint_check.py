@@ -20,10 +20,9 @@ from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.checkpoint import Layout, ResumePoint, State, layout
 from fedc2i.engine.client import RunContext
-from fedc2i.engine.exchange import audience, receiver_groups
+from fedc2i.engine.exchange import REPORTS, audience, receiver_groups
 from fedc2i.engine.records import Outcome
 from fedc2i.engine.seed_run import SeedRun
-from fedc2i.engine.server import REPORTS
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 

@@ -107,7 +107,7 @@ def protect(
     received: Callable[[int], Params],
     secret: bytes = b"",
 ) -> Stacked:
-    """Uploads ``(K, ...)`` of a round after clipping and noise; arguments as for `exchange.process`."""
+    """Uploads ``(K, ...)`` of a round after clipping and noise; arguments as for `upload.process`."""
     sent, mail = [], [received(k) for k in range(len(clients))]
     means: Means = {}  # relayed models are one for all
     drawn = functools.lru_cache(maxsize=1)(lambda name: context.first_model(name, settings.init))

@@ -11,10 +11,9 @@ from torch import Tensor
 from fedc2i.core.params import Params, Stacked, prefixed, replace_rows, row, rows, size_in_bytes, unprefixed
 from fedc2i.core.settings import EngineSettings
 from fedc2i.engine.client import RunContext
-from fedc2i.engine.exchange import Exchange, process
+from fedc2i.engine.exchange import REPORTS, Exchange
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.records import Diagnostics, Metrics, Outcome, Point, Round
-from fedc2i.engine.server import REPORTS
 
 
 class SeedRun:
@@ -67,8 +66,11 @@ class SeedRun:
     def send_uploads(self, trained: Sequence[Trained], number: int) -> None:
         """Uploads go through the upload pipeline into the mailbox."""
         uploads = self._joined([own.uploads for own in trained], self._chosen)
-        names = [self.names[m] for m in self._chosen]
-        uploads = process(uploads, self._starts, names, number, self.context, self.settings, self._received_before)
+        if self.settings.clip or self.context.attacks:
+            from fedc2i.engine.upload import process
+
+            names = [self.names[m] for m in self._chosen]
+            uploads = process(uploads, self._starts, names, number, self.context, self.settings, self._received_before)
         self._bytes_up = size_in_bytes(row(uploads, 0)) + self._report_bytes
         self._rejected = self.exchange.mailbox.receive(self._chosen, uploads, number)
 

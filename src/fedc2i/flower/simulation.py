@@ -16,8 +16,7 @@ import cloudpickle
 import torch
 
 from fedc2i.core.errors import UserError, one_line
-from fedc2i.core.memory import cores
-from fedc2i.core.settings import EngineSettings
+from fedc2i.core.settings import EngineSettings, cores
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.records import Round
 from fedc2i.engine.simulator import check

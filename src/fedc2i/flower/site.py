@@ -21,8 +21,8 @@ from fedc2i.data.schema import Schema, check_fit
 from fedc2i.data.table import ENCODING, Rows
 from fedc2i.engine.client import ClientData, LocalClient, RunContext, repeatable
 from fedc2i.engine.clip_noise import run_secret
-from fedc2i.engine.exchange import process
 from fedc2i.engine.records import Point
+from fedc2i.engine.upload import process
 from fedc2i.flower.message_format import GREETING, MOST_REASON, Answer, Introduction, Task, failure
 from fedc2i.flower.site_models import ContextMemory, FolderMemory, Memory, Predictor
 from fedc2i.models.model import Model

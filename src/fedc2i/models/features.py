@@ -22,7 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from fedc2i.core.files import write_atomically
-from fedc2i.core.memory import cores
+from fedc2i.core.settings import cores
 from fedc2i.data.converted_files import root
 from fedc2i.data.federation import Client, Federation, InputSpec, Split
 from fedc2i.models.model import Model, scale

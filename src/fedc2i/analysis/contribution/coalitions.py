@@ -15,7 +15,7 @@ import numpy as np
 
 from fedc2i.analysis.contribution.shapley import Coalition
 from fedc2i.core.errors import UserError
-from fedc2i.core.memory import cores
+from fedc2i.core.settings import cores
 from fedc2i.engine.records import Point, Predictions, Round
 from fedc2i.methods.local import Local
 from fedc2i.runs.cache import RunCache

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedc2i.core.memory import cores
-from fedc2i.core.settings import EngineSettings
+from fedc2i.core.settings import EngineSettings, cores
 from fedc2i.data.federation import InputSpec
 from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.base import ClientBatch, Executor, LoopedExecutor, OnClient, Personalised, Trained
