@@ -15,9 +15,11 @@ from typing import Any
 
 import fedc2i
 from experiments.grid import launch
+from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Federation
 from fedc2i.engine.records import Point
-from fedc2i.runs.results import Result
+from fedc2i.runs.results import WORST, Result
+from fedc2i.runs.settings import parse_seeds
 
 # FLamby's model has one output, ours two: their difference, which decides, moves twice as far in a step.
 RATE = 0.001 / 2
@@ -77,8 +79,8 @@ def rows(results: Mapping[str, Result], metric: str) -> list[str]:
         alone = METHODS[name][1] is ALONE
         points: Sequence[Point] = ("trained",) if alone else tuple(POINTS)
         for point in points:
-            scores = result.scores(point, metric).values()
-            cells = [f"{own.mean:.1f} ± {own.sd:.1f}" for own in scores]
+            scores = result.scores(point, metric)
+            cells = [f"{own.mean:.1f} ± {own.sd:.1f}" for title, own in scores.items() if title != WORST]
             lines.append(f"| {name}{'' if alone else f', {POINTS[point]}'} | {' | '.join(cells)} |")
     return lines
 
@@ -103,6 +105,8 @@ def data() -> dict[str, Federation]:
 
 def run(given: Namespace) -> None:
     """Computes all rows and writes the page."""
+    if len(parse_seeds(given.seeds)) < 2:
+        raise UserError(f"--seeds {given.seeds}: at least two are needed for a standard deviation")
     results = {}
     for title, federation in data().items():
         method, own = METHODS[title]

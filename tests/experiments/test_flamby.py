@@ -49,3 +49,12 @@ def test_the_page_has_every_row_and_its_command(tmp_path: Path, monkeypatch: pyt
     ]
     assert all(title in page for title in titles)
     assert "nan" not in page
+    assert {line.count("|") for line in page.splitlines() if line.startswith("|")} == {
+        len(flamby.PUBLISHED["Local"]) + 2
+    }
+
+
+def test_one_seed_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    answer = ask(flamby.main, "--seeds", "3", "--out", str(tmp_path / "page.md"))
+    assert answer.code == 2
+    assert "at least two are needed" in answer.err
