@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import fedc2i
 from fedc2i import Federation, UserError, load
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.engine.records import POINTS
@@ -27,6 +28,7 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.report.html import page as report
 from fedc2i.report.html.rerun_command import rerun_command
 from fedc2i.report.html.sample_images import sample_images
+from fedc2i.runs.finished_run import read_run
 from support.helpers import blank_federation, call, made_up, write_arrays
 
 NAN = float("nan")
@@ -367,6 +369,33 @@ def test_mistakes_are_one_line(
 def test_a_folder_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder"):
         report.write([made_up(ABC, {0: [[1, 2, 3]]})], tmp_path)
+
+
+def test_command_of_an_own_method_has_all_of_its_options(tmp_path: Path) -> None:
+    (tmp_path / "prox.py").write_text(
+        "from dataclasses import dataclass\nfrom fedc2i import Method\n\n\n@dataclass(frozen=True)\n"
+        "class Proximal(Method):\n    name = 'prox'\n    title = 'Prox'\n    mu: float = 0.01\n"
+    )
+    wanted = f"{tmp_path}/prox.py:Proximal"
+    fedc2i.run(f"{wanted}:mu=0.5", "heart", rounds=1, seeds=[0], out=tmp_path / "run")
+    found = rerun_command(read_run(tmp_path / "run"))
+    assert found.command.startswith(f"fedc2i run {wanted} ")
+    assert "--set mu=0.5" in found.command
+    assert found.note == ""
+
+
+class Own(FedAvg):
+    """A user's class, which no command can name."""
+
+    name, title = "mine", "Mine"
+
+
+def test_objects_of_python_are_named_where_a_command_cannot_name_them(tmp_path: Path) -> None:
+    x, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
+    data = fedc2i.from_arrays({"a": (x, y, x, y)})  # called "arrays", as a source of data is
+    fedc2i.run(Own(), data, rounds=1, seeds=[0], out=tmp_path / "run")
+    note = rerun_command(read_run(tmp_path / "run")).note
+    assert note == "The data and the method came from a Python program, which must be run again instead."
 
 
 def test_command_of_real_sites_leaves_their_data_to_them() -> None:

@@ -59,7 +59,8 @@ def read_run(folder: Path | str) -> Result:
         config = replace(config, options=asdict(method))  # a file has no word for none
         title, key = text_of(summary["title"]), text_of(summary.get("key", kind.name))
         model = text_of(summary.get("model", ""))
-        result = Result(method, config, federation, title, key, written=summary, model_name=model)
+        given = texts_of(summary.get("given", []))
+        result = Result(method, config, federation, title, key, written=summary, model_name=model, given=given)
         for name, share in summary.get("majority", {}).items():
             if name not in federation.names or not 0 <= float(share) <= 100:
                 raise ValueError(f"a majority of {one_line(share)} % at '{one_line(name)}'")

@@ -109,7 +109,9 @@ class Plan:
     def empty_result(self) -> Result:
         """The run's result before its first round."""
         name = "" if self.model.name == "custom" else self.model.name  # the default says less than FILE.py:FUNCTION
-        return Result(self.method, self.config, self.federation, self.label, self.key, model_name=name)
+        return Result(
+            self.method, self.config, self.federation, self.label, self.key, model_name=name, given=self.given
+        )
 
     def require_engine(self) -> None:
         """Refuses an engine that cannot run here.

@@ -61,6 +61,7 @@ class Result:
         asked: over real sites with noise, by seed and round, how often different uploads were requested.
         written: the summary of a run that was read from a folder, whose metrics have six digits only.
         model_name: the model's own name, if the settings have another: that of a ``FILE.py:FUNCTION``.
+        given: what came as an object of Python, which no command can name: data, model or method.
     """
 
     method: Method
@@ -74,6 +75,7 @@ class Result:
     asked: dict[int, Mapping[int, int]] = field(default_factory=dict)
     written: dict[str, Any] = field(default_factory=dict)
     model_name: str = ""
+    given: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         if not self.rounds:
@@ -310,6 +312,7 @@ def summary(result: Result) -> dict[str, Any]:
         "key": result.key,
         "model": result.model,
         "data": config.data,
+        **({"given": list(result.given)} if result.given else {}),
         "clients": list(federation.names),
         "classes": list(federation.classes),
         "samples": federation.samples(),

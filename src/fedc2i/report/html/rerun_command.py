@@ -47,11 +47,12 @@ def rerun_command(result: Result) -> RerunCommand:
         elif value != usual:
             pairs.append(f"{name}={_text(value)}")
     for name, option in options_of(type(result.method)).items():
-        if getattr(result.method, name) != option.default:
+        # What is read back of a user's own method has the run's values as its defaults.
+        if is_plugin(config.method) or getattr(result.method, name) != option.default:
             pairs.append(f"{name}={_text(getattr(result.method, name))}")
     for pair in pairs:
         words += ["--set", pair]
-    return RerunCommand(shlex.join(words), _note(config), not real)
+    return RerunCommand(shlex.join(words), _note(result), not real)
 
 
 def _text(value: Any) -> str:
@@ -60,16 +61,21 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
-def _note(config: RunSettings) -> str:
+def _note(result: Result) -> str:
+    config = result.config
     if config.engine == "flower":
         return (
             "The data lies at the sites: HUB is the coordinator's folder, and the same sites must be admitted and up. "
             "A trial on one machine was started by `fedc2i flower-local`, which takes the same options."
         )
     source = config.data.partition(":")[0]
-    lost = [] if source in SOURCES else ["data"]
-    if config.model not in (*networks.NAMES, "auto") and not is_plugin(str(config.model)):
-        lost.append("model")
+    model = str(config.model)
+    named = {  # by a word that a command understands; earlier versions did not store what was given
+        "data": source in SOURCES,
+        "model": model in (*networks.NAMES, "auto") or networks.is_pretrained(model) or is_plugin(model),
+        "method": True,
+    }
+    lost = [own for own, is_named in named.items() if own in result.given or not is_named]
     if lost:
         return f"The {' and the '.join(lost)} came from a Python program, which must be run again instead."
     if source in ("folder", "arrays", "table", "signals"):
