@@ -242,6 +242,13 @@ def load_plugin(name: str) -> tuple[Any, ModuleType]:
         there = False
     if not there:
         raise UserError(f"{one_line(file)}: no such file")
+    from fedc2i.core.plugin_imports import local_import  # for own files only
+
+    if (beside := local_import(path)) is not None:
+        raise UserError(
+            f"{file}: imports '{beside}' from beside it, which no checksum covers; move what it needs into "
+            f"{path.name}, or install '{beside.lstrip('.')}' as a package"
+        )
     spec = importlib.util.spec_from_file_location(f"fedc2i_plugin_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

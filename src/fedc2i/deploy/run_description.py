@@ -5,12 +5,9 @@ These files travel inside the Flower App. No file outside of the app is ever exe
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import importlib.metadata
 import json
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import is_plugin, plugin_file
 from fedc2i.core.options import names
 from fedc2i.core.params import Params
+from fedc2i.core.plugin_imports import local_import
 from fedc2i.data.federation import InputSpec
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.data.schema import Schema
@@ -184,24 +182,8 @@ def own_files(method: str, model: str | None) -> dict[str, Path]:
 def reject_local_imports(method: str, model: str | None) -> None:
     """Rejects a user's file that imports another one beside it, since only the named file travels."""
     for file in own_files(method, model).values():
-        installed = {"fedc2i", *sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
-        for name in _imports(file):
-            beside = (file.parent / f"{name}.py").is_file() or any((file.parent / name).glob("*.py"))
-            if name.startswith(".") or (beside and name not in installed):
-                raise UserError(
-                    f"{file}: imports '{name}' from beside it, which does not travel to the sites; move what it needs "
-                    f"into {file.name}, or install '{name.lstrip('.')}' as a package here and at every site"
-                )
-
-
-def _imports(file: Path) -> Iterator[str]:
-    """The first parts of the names that a file imports, with leading dots if relative."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # loading the file reports this
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield "." * node.level + (node.module or node.names[0].name).split(".")[0]
+        if (name := local_import(file)) is not None:
+            raise UserError(
+                f"{file}: imports '{name}' from beside it, which does not travel to the sites; move what it needs "
+                f"into {file.name}, or install '{name.lstrip('.')}' as a package here and at every site"
+            )
