@@ -110,11 +110,12 @@ def test_a_client_need_not_be_named_if_it_is_the_only_one(tmp_path: Path, federa
     assert loaded.samples() == {"hospital-a": {"train": 20, "validation": 0, "test": 9}}
 
 
-def test_the_data_folder_is_stored_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("data", ["digit5:mnist", "hapt:1", "amazon:books", "ham10000"])
+def test_the_data_folder_is_stored_absolute(tmp_path: Path, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "benchmarks").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDC2I_DATA", "benchmarks")
-    made, _ = site_folder.make_site(tmp_path / "a", "a", "digit5:mnist", CENTRE, check=False)
+    made, _ = site_folder.make_site(tmp_path / "a", "a", data, CENTRE, check=False)
     assert made == read_site(tmp_path / "a", ready=False)
     assert made.source["data_dir"] == str(tmp_path / "benchmarks")
 

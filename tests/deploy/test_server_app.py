@@ -18,7 +18,7 @@ from fakes import FakeGrid, FakeNode, identity, node, site_app  # noqa: F401
 from flwr.app import Context, Message, RecordDict
 
 from fedc2i import Federation, Result, UserError, run
-from fedc2i.data.federation import Client
+from fedc2i.data.federation import Client, InputSpec
 from fedc2i.deploy.client_app import app_in
 from fedc2i.deploy.job import Job
 from fedc2i.deploy.run_description import understand
@@ -27,6 +27,8 @@ from fedc2i.deploy.site_folder import make_site
 from fedc2i.engine.records import POINTS
 from fedc2i.flower import site
 from fedc2i.flower.answer_collector import Policy
+from fedc2i.flower.enrolment import common_federation
+from fedc2i.flower.message_format import Introduction
 from fedc2i.flower.site import Home
 from fedc2i.runs.finished_run import read_run
 from fedc2i.runs.folder import read_reports
@@ -430,6 +432,13 @@ def renamed(federation: Federation, names: str) -> tuple[Client, tuple[str, ...]
     own = federation.clients[1]
     parts = [part.take((part.y < 2).nonzero().flatten()) for part in (own.train, own.validation, own.test)]
     return Client(names, *parts), tuple(names)
+
+
+def test_classes_of_sites_have_the_order_of_a_table() -> None:
+    """Numbers by size, as in a simulation: with another order of classes, heads start from other weights."""
+    spec, samples = InputSpec((3, 8, 8)), {"train": 2, "validation": 0, "test": 1}
+    sites = [Introduction("a", samples, ("1", "10"), spec), Introduction("b", samples, ("1", "2", "10"), spec)]
+    assert common_federation(sites, ("a", "b"), (), lambda line: None).classes == ("1", "2", "10")
 
 
 def test_sites_with_different_classes_share_those_they_have(tmp_path: Path, federation: Federation) -> None:

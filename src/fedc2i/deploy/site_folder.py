@@ -195,7 +195,7 @@ def _source(data: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     refuse_federated_scale(config.scale)
     kind, _, argument = data.partition(":")
     place = None if config.data_dir is None else Path(config.data_dir)
-    if kind in catalog.CLASSES:
+    if kind in {domain.source for domain in catalog.DOMAINS}:
         place = catalog.data_root(place)  # the site's process does not read FEDC2I_DATA
     if kind in PATH_SOURCES and argument:
         data = f"{kind}:{_absolute(Path(argument))}"

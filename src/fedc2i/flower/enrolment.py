@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.data import schema
+from fedc2i.data.folder import natural_key
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.flower.connections import SiteConnections
 from fedc2i.flower.message_format import MOST_CLASSES, MOST_LETTERS, Introduction
@@ -65,7 +66,9 @@ def common_federation(
     """
     found = {site.classes for site in present}
     if not classes:
-        classes = present[0].classes if len(found) == 1 else sorted({name for own in found for name in own})
+        classes = (
+            present[0].classes if len(found) == 1 else sorted({name for own in found for name in own}, key=natural_key)
+        )
         if len(found) > 1:
             lists = "; ".join(f"{site.name} {_some(site.classes, MOST_LISTED)}" for site in present[:MOST_LISTED])
             say(f"the sites have different classes; the run has all {len(classes)} of them: {_some(classes)}")
