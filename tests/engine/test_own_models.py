@@ -31,6 +31,7 @@ from fedc2i.engine.simulator import check, simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.pooled import Pooled
 from fedc2i.models.model import Model, scale, split
 from fedc2i.training.local import draw_epochs
 from oracles.training import local_run
@@ -442,6 +443,20 @@ def test_batch_norm_of_a_single_sample(
         assert torch.isfinite(work()[0].trained["3.weight"]).all()
         return
     with pytest.raises(UserError, match=message):
+        work()
+
+
+@pytest.mark.parametrize(("sizes", "fits"), [((8, 3), False), ((6, 9), True)])
+def test_pooled_training_has_the_batches_of_the_union(
+    sizes: tuple[int, ...], fits: bool, make_federation: Callable[..., Federation]
+) -> None:
+    """In batches of five, 8 + 3 leave one sample and 6 + 9 none; by client it would be the other way."""
+    settings = EngineSettings(rounds=1, **vars(TrainingSettings(batch_size=5)))
+    work = partial(simulate, Pooled(), split(features_normed, head="3"), make_federation(sizes=sizes), settings, [0])
+    if fits:
+        assert torch.isfinite(work()[0].trained["3.weight"]).all()
+        return
+    with pytest.raises(UserError, match="'all together' has 11 training samples, which leaves a batch of one"):
         work()
 
 

@@ -120,7 +120,7 @@ def check(method: Method, model: Model, federation: Federation, settings: Engine
         from fedc2i.models import validation  # of a user's own model
 
         validation.validate(model, federation.clients[0].train.x[:2], len(federation.classes))
-    _reject_single_samples(model, federation, settings)
+    _reject_single_samples(method, model, federation, settings)
     method.setup(model.init(0, "check"), model)  # a method may reject a model, e.g. FedBN one without BatchNorm
     receiver_groups(0, settings, federation.names)
     RunContext.of_seed(method, model, settings, federation.names, 0)
@@ -147,9 +147,11 @@ def check(method: Method, model: Model, federation: Federation, settings: Engine
         raise UserError(f"patience={settings.patience}: no client of '{federation.name}' has validation data")
 
 
-def _reject_single_samples(model: Model, federation: Federation, training: TrainingSettings) -> None:
+def _reject_single_samples(method: Method, model: Model, federation: Federation, training: TrainingSettings) -> None:
     """Rejects batches of one sample where the model takes statistics over samples alone."""
     size, samples = training.batch_size, {client.name: len(client.train) for client in federation.clients}
+    if method.pools_data:
+        samples = {"all together": sum(samples.values())}
     single = {
         name: count
         for name, count in samples.items()
