@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedc2i.cli.data import app
 from fedc2i.core.errors import UserError
-from fedc2i.data import converted_files, digit5
+from fedc2i.data import catalog, converted_files, digit5
 from fedc2i.data.federation import DataOptions
 from support.published_files import digits, write_npz, write_usps
 
@@ -180,3 +180,9 @@ def test_files_that_come_and_go_as_people_look_are_no_others(tmp_path: Path) -> 
     for name in (".DS_Store", "Thumbs.db"):
         (tmp_path / "amazon" / "bike" / name).write_bytes(b"more")
     assert converted_files.fingerprint(tmp_path / "amazon") == before
+
+
+def test_the_name_of_a_benchmark_comes_before_that_of_a_domain() -> None:
+    assert {domain.source for domain in catalog.select("amazon")} == {"amazon"}
+    assert [(own.source, own.key) for own in catalog.select("office10/amazon")] == [("office10", "amazon")]
+    assert [own.source for own in catalog.select("webcam")] == ["office10"]

@@ -40,6 +40,11 @@ def test_classes_that_are_only_tested() -> None:
     assert lines[1:] == ["warning: c0 is tested on classes it has no training sample of (1)"]
 
 
+def test_a_client_with_one_class() -> None:
+    lines = federation([[1, 1], [0, 1]], [[1], [0]]).describe()
+    assert lines[1:] == ["warning: c0 has samples of one class only (1)"]
+
+
 def test_many_clients_stay_readable() -> None:
     lines = federation([[0, 1, 0]] * 30, [[0]] * 30).describe()
     assert len(lines) == 1

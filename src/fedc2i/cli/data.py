@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, check and convert the benchmark data.", no_args_is_help=True, add_completion=False)
 
 STATES = {"ready": "ready", "cached": "ready (converted)", "raw": "not converted yet", "missing": "missing"}
-NAMES = "digit5, office10 or one of their domains"
+NAMES = "a benchmark, one of its domains, or benchmark/domain, as `fedc2i data ls` lists them"
 
 
 @app.command("ls")

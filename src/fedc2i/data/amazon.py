@@ -24,6 +24,8 @@ PRESET = {"model": "mlp", "rounds": 12}
 def load(argument: str, options: DataOptions) -> Federation:
     """All four kinds of products, or those in a comma list such as ``books,dvd``.
 
+    Counts of words are divided by their norm, whatever ``scale`` is.
+
     Raises:
         UserError: if the data is missing or damaged, or there is no such kind.
     """

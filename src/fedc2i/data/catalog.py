@@ -172,12 +172,15 @@ Convert = Callable[[Domain, Sequence[Path]], tuple[Labelled, Labelled, tuple[str
 
 
 def select(name: str | None) -> tuple[Domain, ...]:
-    """The domains of a benchmark, the one domain of that name, or all for None.
+    """The domains of a benchmark, the one domain of that name or ``benchmark/domain``, or all for None.
+
+    The name of a benchmark comes first: ``amazon`` is that of reviews, ``office10/amazon`` a domain of images.
 
     Raises:
         UserError: for a name that is neither.
     """
-    chosen = tuple(domain for domain in DOMAINS if name in (None, domain.source, domain.key))
+    chosen = tuple(domain for domain in DOMAINS if name in (None, domain.source))
+    chosen = chosen or tuple(own for own in DOMAINS if name in (own.key, f"{own.source}/{own.key}"))
     if not chosen:
         sources = dict.fromkeys(domain.source for domain in DOMAINS)
         allowed = ", ".join([*sources, *(domain.key for domain in DOMAINS)])

@@ -265,6 +265,9 @@ class Federation:
             if only_tested:
                 named = ", ".join(self.classes[label] for label in only_tested[:MOST_NAMED])
                 found.append(f"warning: {client.name} is tested on classes it has no training sample of ({named})")
+            elif len(trained[client.name]) == 1 < len(self.classes):
+                (only,) = trained[client.name]
+                found.append(f"warning: {client.name} has samples of one class only ({self.classes[only]})")
         return found
 
     @functools.cached_property
