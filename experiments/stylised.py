@@ -18,7 +18,7 @@ QUALITY = 92
 
 
 def photo(image: Image.Image) -> Image.Image:
-    """As it is."""
+    """Unchanged."""
     return image
 
 

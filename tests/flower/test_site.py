@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fedc2i.deploy.client_app import app_in, home_of
 from fedc2i.deploy.run_description import describe, understand
 from fedc2i.deploy.site_folder import make_site
 from fedc2i.deploy.worker import site_home
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.flower import wire
 from fedc2i.flower.message_format import Answer, Introduction, Task
 from fedc2i.flower.site import Home, make_app
@@ -150,6 +152,24 @@ def test_a_site_introduces_itself_and_does_its_part(arrays: str, monkeypatch: py
     Answer.from_record(ask(app, "train", task(describe(plan, 0), round=2), where))
     Answer.from_record(ask(app, "train", task(describe(plan, 1), run="other"), where))
     assert [text == seen[0] for text in seen] == [True, False]
+
+
+def test_a_site_computes_features_once_and_sends_only_the_head(
+    arrays: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDC2I_CACHE", str(tmp_path / "cache"))
+    app, where, plan = app_in(), context({"data": arrays}, **{"partition-id": 1}), planned(arrays, train="head")
+    answer = Answer.from_record(ask(app, "train", task(describe(plan, 0)), where))
+    recipe = RunContext(plan.method, plan.model, plan.config, plan.config.rounds, 0)
+    own = ClientData.place(plan.federation.clients[1], len(plan.federation.classes), torch.device("cpu"))
+    expected = LocalClient(recipe, own).train(recipe.first_model("b", "common"), {}, -1, 1)  # on images
+    assert answer.upload.keys() == expected.keys() == {"fc3.weight", "fc3.bias"}
+    for name, tensor in expected.items():
+        assert torch.allclose(answer.upload[name], tensor, rtol=1e-3, atol=1e-5)
+    assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
+    other = json.dumps(json.loads(describe(plan, 0)) | {"constants": "0" * 64})
+    said = refusal(ask(app, "train", task(other), where))
+    assert said == "its model 'lenet5' starts from other weights than the coordinator's"
 
 
 def test_every_error_becomes_one_line(arrays: str, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from fedc2i.runs.client_model import read_client
 from fedc2i.runs.export import export
 from support.helpers import blank_federation, call, write_arrays
 
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "pretrained.md"
 LOAD = """
 import json, sys, torch
 model = torch.export.load(sys.argv[1]).module()
@@ -111,6 +112,8 @@ def test_the_snippet_of_a_pretrained_network_runs(tmp_path: Path, monkeypatch: p
         exec(code, names)
         assert_close(names["logits"], own.logits(x), rtol=1e-4, atol=1e-4)
     assert "fedc2i" not in code
+    (page,) = re.findall(r"```python\n(.*?)```", DOCUMENTED.read_text(encoding="utf-8"), re.DOTALL)
+    assert {*page.replace("num_classes=10", "num_classes=3").split("\n")} <= {*code.split("\n")}  # what a reader copies
     Image.fromarray(x[0].permute(1, 2, 0).numpy()).save(tmp_path / "new.png")
     found = fedc2i.predict(folder, "b", tmp_path / "new.png")
     assert found["file"].tolist() == [str(tmp_path / "new.png")]

@@ -2,7 +2,7 @@
 
 A `Backbone` reads the same scaled images as every other model, brings them to the network's own size and normalisation,
 and ends in a new head for the classes of the data. The size is that of the network's own configuration: images of
-another size are interpolated as they are read (bilinear or bicubic, aspect ratio as it is, no crop), since stored at
+another size are interpolated as they are read (bilinear or bicubic, all of it to a square, no crop), since stored at
 that size they would take several times the memory, and interpolation costs one or two per cent of a forward pass.
 """
 

@@ -73,7 +73,7 @@ class ProgressView:
         self._task = self._live.add_task(shown, total=result.config.rounds, completed=before, clients="", accuracy="")
 
     def preparing(self, done: int, of: int) -> None:
-        """Features of images are computed before the first round; in a terminal with a bar of their own."""
+        """Features of images are computed before the first round; in a terminal with a separate bar."""
         if self._live.disable:
             if self._lines is None:
                 from fedc2i.models.features import timed
