@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from torch.testing import assert_close
 
 import fedc2i
 from fedc2i.data.federation import Federation, Split
+from fedc2i.engine.records import Round
 from fedc2i.engine.simulator import simulate
 from fedc2i.models import features
 from fedc2i.models.model import Model, split
 from fedc2i.runs.plan import prepare
+from fedc2i.runs.results import Result
 from support.helpers import blank_federation
 
 CPU = torch.device("cpu")
@@ -145,3 +148,23 @@ def test_every_core_computes_the_same_bits(federation: Federation, monkeypatch: 
         found.append(features.extract(module, x, CPU, lambda done: None).numpy())
     assert np.array_equal(*found)
     assert torch.get_num_threads() == threads
+
+
+def test_an_interrupted_run_resumes_to_the_same_bits(federation: Federation, tmp_path: Path) -> None:
+    class Stopper:
+        def begin(self, result: object) -> None: ...
+
+        def client(self, done: int, of: int) -> None: ...
+
+        def round(self, report: Round) -> None:
+            if report.round == 1:
+                raise KeyboardInterrupt
+
+    model = split(Body, head="fc")
+    settings: dict[str, Any] = {"model": model, "train": "head", "rounds": 2, "epochs": 1}
+    whole = fedc2i.run("fedavg", federation, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        fedc2i.run("fedavg", federation, out=tmp_path / "run", observer=Stopper(), **settings)
+    again = fedc2i.resume(tmp_path / "run", federation, model)
+    assert isinstance(again, Result)
+    assert all(torch.equal(own, again.outcomes[0].trained[name]) for name, own in whole.outcomes[0].trained.items())
