@@ -419,7 +419,7 @@ def test_on_a_gpu_as_on_a_cpu(name: str, convolutional: Model, make_federation: 
         seed: Outcome(*({n: t.cpu() for n, t in own.items()} for own in (one.trained, one.received)), one.last)
         for seed, one in outcomes.items()
     }
-    want = run(method, convolutional, federation, "looped", (0, 5), rounds=4)
+    want = run(method, convolutional, federation, "looped", seeds=(0, 5), rounds=4)
     assert_close_run((there, reports), want, rtol=1e-4)
 
 
@@ -432,7 +432,7 @@ def test_a_loss_that_waits_for_the_gpu_is_trained_unrecorded(normed: Model, fede
             return super().loss(params, batch, site)
 
     settings = EngineSettings(rounds=2, executor="stacked", **vars(TRAINING))
-    with pytest.warns(UserWarning, match="cannot be recorded and runs unrecorded"):
+    with pytest.warns(UserWarning, match="cannot be captured as a CUDA graph"):
         got = simulate(Impatient(), normed, federation, settings, [0], "cuda")[0]
     want = simulate(FedAvg(), normed, federation, settings, [0], "cuda")[0]
     assert torch.allclose(got.trained["head.weight"], want.trained["head.weight"], rtol=1e-6)

@@ -174,7 +174,7 @@ def measure(
     models = {name: tensor.to(device) for name, tensor in models.items()}
     counts, found = torch.tensor([own.samples for own in data], device=device), _Found(len(names))
     mailbox, everyone = Mailbox(len(names), settings.norm_bound), range(len(names))
-    with repeatable(settings.threads):
+    with repeatable(settings):
         uploads = stack([clients[m].upload(row(models, m), row(models, m), {}, m, number) for m in everyone])
         mailbox.receive(everyone, uploads, number)
         for members, sources in receiver_groups(seed, settings, names):

@@ -43,6 +43,11 @@ class TrainingSettings:
     lr: float = setting(1e-3, "learning rate", above=0)
     weight_decay: float = setting(0.0, "L2 penalty", low=0)
     momentum: float = setting(0.0, "momentum of sgd", low=0, below=1)
+    precision: Literal["ieee", "tf32", "bf16"] = setting(
+        "ieee",
+        "of products and convolutions: ieee, single precision, the same on every device; tf32, faster on a GPU; bf16, "
+        "local training in bfloat16 with weights and optimiser in single precision, the rest as tf32",
+    )
     drop_last: bool = setting(False, "skip an epoch's last batch if it is not full, unless it is the only one")
 
     def __post_init__(self) -> None:

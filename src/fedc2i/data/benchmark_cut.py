@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.model_selection import StratifiedShuffleSplit
 
 from fedc2i.core.errors import UserError
 from fedc2i.data import formats, images
@@ -17,6 +16,8 @@ def stratified_split(labels: Labels, where: str) -> tuple[Labels, Labels]:
     Raises:
         UserError: if a class has fewer than two samples, or there are fewer samples than such a split needs.
     """
+    from sklearn.model_selection import StratifiedShuffleSplit  # takes a second; files that are split need none
+
     splitter = StratifiedShuffleSplit(n_splits=1, test_size=0.2, random_state=0)
     try:
         train, test = next(splitter.split(np.zeros(len(labels)), labels))

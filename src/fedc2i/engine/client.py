@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, autocast
 
 from fedc2i.core import seeding
 from fedc2i.core.params import Params, Stacked, stack
@@ -130,7 +130,8 @@ class RunContext:
 
     def loss(self, params: Params, batch: Batch, site: Site, names: Sequence[str]) -> Tensor:
         """What a local step that trains ``names`` minimises: the method's loss, and the anchor if there is one."""
-        loss = self.method.loss(params, batch, site)
+        with autocast(batch.y.device.type, torch.bfloat16, enabled=self.training.precision == "bf16"):
+            loss = self.method.loss(params, batch, site)
         if self.method.anchor:
             for name in names:
                 loss = loss + self.method.anchor / 2 * (params[name] - site.start[name]).square().sum()
@@ -260,14 +261,15 @@ def predict_all(method: Method, params: Params, x: Tensor, site: Site) -> dict[s
 
 
 @contextmanager
-def repeatable(threads: int) -> Iterator[None]:
-    """A fixed number of CPU threads, full single precision and repeatable convolutions: one seed, the same bits."""
+def repeatable(settings: EngineSettings) -> Iterator[None]:
+    """A fixed number of CPU threads, the precision asked for and repeatable convolutions: one seed, the same bits."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     conv = cudnn.conv  # type: ignore[attr-defined]
     before = cudnn.deterministic, cudnn.benchmark, conv.fp32_precision, matmul.fp32_precision
     before_threads = torch.get_num_threads()
-    cudnn.deterministic, cudnn.benchmark, conv.fp32_precision, matmul.fp32_precision = True, False, "ieee", "ieee"
-    torch.set_num_threads(threads)
+    precision = "ieee" if settings.precision == "ieee" else "tf32"
+    cudnn.deterministic, cudnn.benchmark, conv.fp32_precision, matmul.fp32_precision = True, False, precision, precision
+    torch.set_num_threads(settings.threads)
     try:
         yield
     finally:

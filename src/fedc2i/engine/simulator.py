@@ -66,7 +66,7 @@ def simulate(
         first, (runs, outcomes) = resume.round + 1, restore(resume, runs, device)
     if not runs:
         return {seed: outcomes[seed] for seed in seeds}
-    with repeatable(settings.threads), closing(new_executor(contexts, data, settings, device, on_client)) as executor:
+    with repeatable(settings), closing(new_executor(contexts, data, settings, device, on_client)) as executor:
         for number in range(first, settings.rounds + 1):
             due = settings.is_due(number)
             for report in _round(number, due, runs, executor, device):

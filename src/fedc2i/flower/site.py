@@ -214,7 +214,7 @@ def perform(
     own = {name: tensor.to(device) for name, tensor in own.items()}
     report: Params = {}
     metrics: dict[Point, dict[str, float]] = {}
-    with repeatable(settings.threads):
+    with repeatable(settings):
         start, upload = own, {}
         if task.exchange and (task.train or task.score_received):
             start, told = client.personalise(own, received, task.position, task.exchange)

@@ -164,7 +164,7 @@ def test_predictions(plan: Plan, outcomes: Mapping[int, Outcome]) -> Predictions
     if not outcomes or len(outcomes) * len(POINTS) * sum(sizes) * classes > MOST_PREDICTIONS:
         return None
     found = {}
-    with torch.no_grad(), repeatable(plan.config.threads):
+    with torch.no_grad(), repeatable(plan.config):
         for (seed, outcome), point in itertools.product(outcomes.items(), POINTS):
             models = outcome.trained if point == "trained" else outcome.received
             parts = []

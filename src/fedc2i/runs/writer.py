@@ -1,4 +1,4 @@
-"""What a run writes while it computes, from one thread of its own: reports, metrics and checkpoints.
+"""What a run writes while it computes, from one separate thread: reports, metrics and checkpoints.
 
 The round loop hands over reports and, when a checkpoint is due, a copy of its state in host memory, and continues. The
 thread writes everything in the order in which it came, so a checkpoint's reports are on the disk before it. What waits

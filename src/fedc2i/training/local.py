@@ -5,17 +5,20 @@ The stacked executor of `fedc2i.engine` takes the same steps for many clients at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
+from torch.overrides import TorchFunctionMode
 
 from fedc2i.core.params import Params
 from fedc2i.core.settings import TrainingSettings
 
+_WIDE, _NARROW = 16, 3  # channels that a convolution reads, and the side of its kernel
 _ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False, "fused": True}
 _SGD: dict[str, Any] = {"dampening": 0.0, "nesterov": False, "maximize": False, "fused": True}
 
@@ -58,8 +61,8 @@ class Optimiser:
 
     def reset(self) -> None:
         """Sets all state to that of a new optimiser."""
-        for tensor in (*self._means, *self._squares, *self._steps):
-            tensor.zero_()
+        if state := [*self._means, *self._squares, *self._steps]:
+            torch._foreach_zero_(state)
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor | None]) -> None:
@@ -105,17 +108,51 @@ def train(
     """
     if not trainable:  # e.g. the body of a model whose backbone is frozen
         return params
-    free = {name: params[name].detach().clone().requires_grad_() for name in trainable}
-    fixed = {name: tensor.detach().clone() for name, tensor in params.items() if name not in free}
+    last = data.y.device.type == "cpu" and has_wide_convolutions(params)
+    free = {name: laid_out(params[name], last).requires_grad_() for name in trainable}
+    fixed = {name: laid_out(tensor, last) for name, tensor in params.items() if name not in free}
     leaves = list(free.values())
     optimiser = Optimiser(training, leaves)
     everything = {name: free[name] if name in free else fixed[name] for name in params}
     means = {name: tensor.detach().clone() for name, tensor in free.items()} if average else {}
     for step, index in enumerate(batches, 1):
-        with torch.enable_grad():  # the caller may have switched gradients off
-            value = loss(everything, data.take(index.to(data.y.device)))
-        optimiser.step(torch.autograd.grad(value, leaves, allow_unused=True))
+        batch = data.take(index.to(data.y.device))
+        with torch.enable_grad(), AnyLayout() if last else nullcontext():  # the caller may have switched gradients off
+            value = loss(everything, batch._replace(x=laid_out(batch.x, last)) if last else batch)
+        gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+        optimiser.step([like(gradient, leaf) for gradient, leaf in zip(gradients, leaves, strict=True)])
         if step > len(batches) // 2:
             for name, mean in means.items():
                 mean.lerp_(free[name].detach(), 1 / (step - len(batches) // 2))
-    return {name: means.get(name, tensor.detach()) for name, tensor in everything.items()}
+    found = {name: means.get(name, tensor.detach()) for name, tensor in everything.items()}
+    return {name: tensor.contiguous() for name, tensor in found.items()}
+
+
+def has_wide_convolutions(params: Params) -> bool:
+    """Whether convolutions are faster with the channels last in memory: of 3x3 pixels and many channels."""
+    return any(own.ndim == 4 and own.shape[1] >= _WIDE and own.shape[2] <= _NARROW for own in params.values())
+
+
+def laid_out(tensor: Tensor, channels_last: bool) -> Tensor:
+    """A copy; images and the weights of their convolutions with the channels last in memory, if asked for."""
+    format = torch.channels_last if channels_last and tensor.ndim == 4 else torch.contiguous_format
+    return tensor.detach().clone(memory_format=format)
+
+
+def like(gradient: Tensor | None, leaf: Tensor) -> Tensor | None:
+    """The gradient with its numbers in memory as those of the leaf, which the fused optimisers take for granted."""
+    if gradient is None or gradient.stride() == leaf.stride():
+        return gradient
+    return torch.empty_like(leaf).copy_(gradient)
+
+
+class AnyLayout(TorchFunctionMode):
+    """Within this context a module's ``view`` works on images with the channels last in memory, too."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
+            return args[0].reshape(*args[1:])
+        return func(*args, **kwargs)

@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,11 +20,11 @@ from fedc2i.data.federation import InputSpec
 from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.base import ClientBatch, Executor, LoopedExecutor, OnClient, Personalised, Trained
 from fedc2i.engine.records import Metrics
-from fedc2i.models.model import Model
 
 if TYPE_CHECKING:
     from fedc2i.engine.executors.workers.pool import Pool
 
+_LARGE = 2**27  # bytes of a step's activations: up to this, stacked clients are faster than one after the other
 _WORTH = 4.0  # seconds of remaining work that make it worthwhile to start workers
 
 
@@ -35,10 +36,15 @@ def new_executor(
     on_client: OnClient | None,
 ) -> Executor:
     """The executor of a run whose seeds have these contexts."""
-    if settings.executor == "stacked" or (settings.executor == "auto" and _can_stack(contexts[0].model, data, device)):
+    on_gpu = device.type == "cuda"
+    if settings.executor == "stacked" or (settings.executor == "auto" and on_gpu and _should_stack(contexts[0], data)):
         from fedc2i.engine.executors.stacked.executor import StackedExecutor
 
         return StackedExecutor(data, settings.clients_at_once, contexts)
+    if on_gpu and settings.executor in ("auto", "looped"):
+        from fedc2i.engine.executors.captured import CapturedExecutor
+
+        return CapturedExecutor(data, on_client)
 
     def over(pool: Pool) -> Executor:
         from fedc2i.engine.executors.workers.executor import WorkersExecutor
@@ -57,15 +63,20 @@ def new_executor(
     return AdaptiveExecutor(looped, over, workers, settings.rounds)
 
 
-def _can_stack(model: Model, data: Sequence[ClientData], device: torch.device) -> bool:
-    """Whether ``auto`` stacks clients: on a GPU, unless the model prevents it, which a warning explains."""
-    if device.type != "cuda":
-        return False
-    from fedc2i.engine.executors.stacked import compatibility
+def _should_stack(context: RunContext, data: Sequence[ClientData]) -> bool:
+    """Whether ``auto`` stacks clients on a GPU: unless one client keeps it busy, or the model prevents it.
 
-    reason = compatibility.obstacle(model, InputSpec.of(data[0].train.x))
+    A warning explains the latter.
+    """
+    from fedc2i.engine.executors.stacked import chunks, compatibility
+
+    sample, most = InputSpec.of(data[0].train.x), max(own.samples for own in data)
+    with suppress(Exception):  # a module that cannot run so: `obstacle` says why
+        if chunks.bytes_kept(context.model, sample, min(context.training.batch_size, most)) > _LARGE:
+            return False
+    reason = compatibility.obstacle(context.model, sample)
     if reason is not None:
-        warnings.warn(f"executor=auto: looped, because model '{model.name}' {reason}", stacklevel=2)
+        warnings.warn(f"executor=auto: looped, because model '{context.model.name}' {reason}", stacklevel=2)
     return reason is None
 
 

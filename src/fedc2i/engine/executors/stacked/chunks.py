@@ -92,10 +92,16 @@ def clients_that_fit(model: Model, sample: InputSpec, samples: int) -> int:
 
 def bytes_of_a_step(model: Model, sample: InputSpec, samples: int) -> int:
     """About what a stacked client's step holds in memory: tensors kept for the backward pass, and models."""
+    kept = bytes_kept(model, sample, samples, _IN_PASSING)
+    return _COPIES * size_in_bytes(model.init(0, "memory")) + kept
+
+
+def bytes_kept(model: Model, sample: InputSpec, samples: int, factor: float = 1.0) -> int:
+    """About what a step of ``samples`` samples keeps for the backward pass, of each sample ``factor`` times that."""
     few, more = (_kept(model, sample, count) for count in _MEASURED)
     each = (more - few) / (_MEASURED[1] - _MEASURED[0])
     fixed = max(0.0, few - _MEASURED[0] * each)  # e.g. weights in another order
-    return int(_COPIES * size_in_bytes(model.init(0, "memory")) + fixed + _IN_PASSING * each * samples)
+    return int(fixed + factor * each * samples)
 
 
 def _kept(model: Model, sample: InputSpec, samples: int) -> int:

@@ -145,7 +145,7 @@ class StackedExecutor:
     def _site(self, first: ClientBatch, own: _SiteTensors, kind: _Kind, training: bool = False) -> Site:
         """A client's site; it notes if the round's number matters: then a CUDA graph serves that round only."""
         more: dict[str, Any] = {"round": first.round, "rounds": first.context.rounds, "training": training}
-        return _WatchedSite(first.context.model, **own, **more, on_round=lambda: self._reads_round.add(kind))
+        return WatchedSite(first.context.model, **own, **more, on_round=lambda: self._reads_round.add(kind))
 
     def _train(self, chunk: list[ClientBatch], evaluate: bool) -> list[Trained]:
         first, context, rows = chunk[0], chunk[0].context, self._padded.rows(chunk)
@@ -235,11 +235,11 @@ class _WatchedClient(LocalClient):
         self._on_round = on_round
 
     def _site(self, received: Params, position: int | Tensor, round: int) -> Site:
-        return _WatchedSite(**vars(super()._site(received, position, round)), on_round=self._on_round)
+        return WatchedSite(**vars(super()._site(received, position, round)), on_round=self._on_round)
 
 
 @dataclass(frozen=True)
-class _WatchedSite(Site):
+class WatchedSite(Site):
     """A `Site` that notes when somebody reads the round."""
 
     on_round: Callable[[], None] = lambda: None

@@ -25,8 +25,10 @@ from fedc2i.training.local import Batch, Optimiser
 _Result = TypeVar("_Result")
 
 
-def capture(work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result] | None:
+def capture(work: Callable[[], _Result], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, _Result] | None:
     """Runs ``work`` once, then captures it; returns the graph and the tensors that every replay fills.
+
+    Graphs that are never replayed at the same time may share the memory of a ``pool``.
 
     None, with a warning, if it cannot be captured because it waits for the GPU.
     """
@@ -39,7 +41,7 @@ def capture(work: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]
     collects = gc.isenabled()
     gc.disable()  # a graph of an earlier run that is collected just now would spoil this capture
     try:
-        with warnings.catch_warnings(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with warnings.catch_warnings(), torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # e.g. a method that sends all it has
             result = work()
     except torch.OutOfMemoryError:

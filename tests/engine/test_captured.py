@@ -1,0 +1,164 @@
+"""Clients one after the other over captured steps, and the precision of local training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from fedc2i import Federation, Method, Model, UserError, split
+from fedc2i.core.params import row
+from fedc2i.core.settings import EngineSettings, TrainingSettings
+from fedc2i.engine.client import ClientData, RunContext, repeatable
+from fedc2i.engine.executors import captured, choice
+from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor
+from fedc2i.engine.simulator import simulate
+from fedc2i.methods.base import Download
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.models.networks import build
+from fedc2i.training import local
+from fedc2i.training.local import Batch, train
+from support.cut_runs import assert_same_end
+
+
+class Net(nn.Module):
+    """Convolutions that are faster with the channels last, BatchNorm, and a ``view`` as many modules have it."""
+
+    def __init__(self, wide: int = 16, classes: int = 4) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, wide, 3, 2), nn.BatchNorm2d(wide)
+        self.conv2, self.norm2 = nn.Conv2d(wide, wide, 3, 2), nn.BatchNorm2d(wide)
+        self.fc = nn.Linear(wide * 9, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))
+        return self.fc(x.view(x.size(0), -1))  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def net() -> Model:
+    return split(Net, head="fc", name="net")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("fedavg", {}), ("fedavg", {"average": True}), ("fedprox", {}), ("fedrep", {}), ("fedc2i", {}), ("ditto", {})],
+    ids=str,
+)
+def test_the_bits_of_the_plain_loop(
+    monkeypatch: pytest.MonkeyPatch,
+    net: Model,
+    make_federation: Callable[..., Federation],
+    name: str,
+    options: dict[str, Any],
+) -> None:
+    """Two seeds, batches of several sizes; without a GPU the steps run uncaptured, from the same places in memory."""
+    federation, method = make_federation((11, 9, 6)), Method.registry[name](**options)
+    how = EngineSettings(rounds=3, epochs=2, batch_size=4, lr=0.01, executor="looped", drop_last=True)
+    plain = simulate(method, net, federation, how, (0, 3))
+    monkeypatch.setattr(choice, "LoopedExecutor", captured.CapturedExecutor)
+    assert_same_end(simulate(method, net, federation, how, (0, 3)), plain)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "fedc2i"])
+def test_a_gpu_trains_as_without_graphs(
+    net: Model, make_federation: Callable[..., Federation], name: str, precision: Any
+) -> None:
+    federation, cuda = make_federation((11, 9, 6)), torch.device("cuda")
+    how = EngineSettings(rounds=1, batch_size=4, lr=0.01, precision=precision, drop_last=True)
+    data = [ClientData.place(client, len(federation.classes), cuda) for client in federation.clients]
+    context = RunContext(Method.registry[name](), net, how, 1, 0)
+    models = {own: tensor.to(cuda) for own, tensor in context.first_models(federation.names, "common").items()}
+    batch = ClientBatch(context, (0, 1, 2), models, Download(), 1)
+    with repeatable(how):
+        (got,), (want,) = (kind(data).train([batch], False) for kind in (captured.CapturedExecutor, LoopedExecutor))
+    for k in range(3):
+        for own, tensor in row(want.params, k).items():
+            assert torch.allclose(
+                row(got.params, k)[own], tensor, rtol=0.05, atol=0.03 if precision == "bf16" else 3e-3
+            )
+
+
+def test_large_models_are_not_stacked(
+    monkeypatch: pytest.MonkeyPatch, make_federation: Callable[..., Federation]
+) -> None:
+    """By what a step keeps for the backward pass: 32 images of the wide LeNet less than 16 MB, of 16x16 pixels."""
+    federation = make_federation((64, 64))
+    data = [ClientData.place(client, 4, torch.device("cpu")) for client in federation.clients]
+
+    def stacks(model: Model, size: int) -> bool:
+        return choice._should_stack(RunContext(FedAvg(), model, TrainingSettings(batch_size=size), 1, 0), data)
+
+    lenet = build("lenet-wide", 4, federation.input)
+    assert stacks(lenet, 32)
+    monkeypatch.setattr(choice, "_LARGE", 2**24)
+    assert stacks(lenet, 32)
+    monkeypatch.setattr(choice, "_LARGE", 2**20)
+    assert not stacks(lenet, 32)
+
+
+# Precision.
+
+
+def trained(model: Model, federation: Federation, **settings: Any) -> Tensor:
+    how = EngineSettings(rounds=2, epochs=1, batch_size=4, lr=0.01, **{"executor": "looped", **settings})
+    return simulate(FedAvg(), model, federation, how, [0])[0].trained["fc.weight"]
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+def test_bf16_trains_in_bfloat16_and_keeps_single_precision(
+    net: Model, make_federation: Callable[..., Federation], executor: str
+) -> None:
+    federation = make_federation((12, 8))
+    exact, rough = (trained(net, federation, precision=kind, executor=executor) for kind in ("ieee", "bf16"))
+    start = net.init(0, "init")["fc.weight"]
+    assert rough.dtype == torch.float32
+    assert not torch.equal(exact, rough)
+    assert torch.dist(exact, rough) < 0.3 * torch.dist(exact, start.expand_as(exact))
+    assert torch.equal(rough, trained(net, federation, precision="bf16", executor=executor))
+    if executor == "looped":
+        assert torch.equal(exact, trained(net, federation, precision="tf32"))  # a CPU has no other single precision
+
+
+def test_the_precision_of_products_is_set_and_restored() -> None:
+    conv, matmul = torch.backends.cudnn.conv, torch.backends.cuda.matmul  # type: ignore[attr-defined]
+    before = conv.fp32_precision, matmul.fp32_precision
+    for kind, product in (("ieee", "ieee"), ("tf32", "tf32"), ("bf16", "tf32")):
+        with repeatable(EngineSettings(precision=kind)):  # type: ignore[arg-type]
+            assert (conv.fp32_precision, matmul.fp32_precision) == (product, product)
+        assert (conv.fp32_precision, matmul.fp32_precision) == before
+    with pytest.raises(UserError, match=r"precision must be ieee \| tf32 \| bf16, got 'fp8'"):
+        EngineSettings(precision="fp8")  # type: ignore[arg-type]
+
+
+# Memory layout.
+
+
+def test_channels_last_changes_rounding_alone(monkeypatch: pytest.MonkeyPatch, net: Model) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 255, (12, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    data = Batch(x, torch.arange(12) % 4, torch.ones(12))
+    params = {name: own.double() if own.is_floating_point() else own for name, own in net.init(0).items()}
+    formats = []
+
+    def loss(params: Any, batch: Batch) -> Tensor:
+        formats.append(batch.x.is_contiguous(memory_format=torch.channels_last))
+        return batch.mean(F.cross_entropy(net.head(params, net.features(params, batch.x, True)), batch.y))
+
+    def result() -> Any:
+        batches = list(torch.arange(12).split(5))
+        return train(loss, params, net.trainable, data, batches, TrainingSettings(optimizer="sgd", lr=0.1))
+
+    got = result()
+    monkeypatch.setattr(local, "has_wide_convolutions", lambda params: False)
+    want = result()
+    assert formats == [True] * 3 + [False] * 3
+    for name, tensor in want.items():
+        assert got[name].is_contiguous()
+        assert torch.allclose(got[name].double(), tensor.double(), rtol=1e-9, atol=1e-12), name
