@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks import influence_speed, limit, memory, rounds, scale
+from benchmarks import commands, influence_speed, limit, memory, rounds, scale
 from benchmarks.effort import FULL, NORMAL, QUICK, Effort
 from benchmarks.report import machine
 
 PARTS: dict[str, ModuleType] = {
+    "commands": commands,
     "rounds": rounds,
     "influence": influence_speed,
     "limit": limit,
@@ -43,6 +44,7 @@ def run(effort: Effort, out: Path, console: Console, parts: Mapping[str, ModuleT
         from benchmarks import gpu
 
         results["cuda"] = gpu.measure()
+        gpu.add_commands(results["cuda"])
         gpu.present(console, results["cuda"])
     results["seconds"] = time.perf_counter() - began
     results = {**headline(results), **results}
@@ -60,6 +62,13 @@ def headline(results: Mapping[str, Any]) -> dict[str, float]:
         sizes = [name for name in results["rounds"] if name != "took"][1:]
         for clients, own in zip(sizes, larger, strict=True):
             found |= {f"{name}_{clients}": value for name, value in own["ratios"].items()}
+    if "commands" in results:
+        own = results["commands"]
+        found |= {"overhead_share": own["run"]["overhead_share"], "startup_seconds": own["run"]["startup"]}
+        found |= {"run_wall_cpu": own["run"]["wall"], "table_round": own["table"]["rounds"] / commands.TABLE_ROUNDS}
+        found["resnet_vs_loop_cpu"] = own["resnet"]["resnet_vs_loop_cpu"]
+    for name, value in results.get("cuda", {}).get("headline", {}).items():
+        found[name] = value
     for cell in results.get("influence", {}).get("cells", ()):
         size = f"m{cell['clients']}_c{cell['classes']}"
         if size in ("m5_c10", "m50_c10", "m50_c100"):

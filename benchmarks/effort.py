@@ -31,6 +31,7 @@ class Effort:
         scale_marks: rounds after which memory is noted; the check ends with the last.
         scale_seconds: after this time the check ends early, and says so.
         many_classes: numbers of classes that are run once.
+        table_rows: rows of the table that a whole command reads.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Effort:
     scale_marks: tuple[int, ...]
     scale_seconds: float
     many_classes: tuple[int, ...]
+    table_rows: int = 100_000
 
 
 _GRID = tuple((clients, classes) for classes in (10, 100) for clients in (5, 20, 50, 200))
@@ -77,6 +79,7 @@ QUICK = Effort(
     scale_marks=(2, 4),
     scale_seconds=10.0,
     many_classes=(100,),
+    table_rows=20_000,
 )
 FULL = replace(
     NORMAL,

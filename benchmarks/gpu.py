@@ -1,4 +1,4 @@
-"""On a GPU: a whole run, many clients, and how much of the device's matrix rate they use. Under three minutes.
+"""On a GPU: a whole run, many clients, and how much of the device's matrix rate they use. Under five minutes.
 
 Runs by itself, too: ``python benchmarks/gpu.py [--out FILE]``.
 """
@@ -154,6 +154,13 @@ def present(console: Console, result: Mapping[str, Any], size: Size = Size()) ->
     show(console, "GPU", ("", "seconds", "of the matrix rate", "peak memory"), rows, notes)
 
 
+def add_commands(result: dict[str, Any]) -> None:
+    """Adds whole commands and models of real size, which take two minutes more."""
+    from benchmarks import gpu_commands
+
+    result |= gpu_commands.measure()
+
+
 def main() -> None:
     """Prints the table and, with ``--out``, writes the numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -163,6 +170,7 @@ def main() -> None:
         sys.exit("benchmarks/gpu.py needs a CUDA device; there is none")
     result = {"machine": machine(), **measure()}
     present(Console(width=120), result)
+    add_commands(result)
     text = json.dumps(result, indent=2) + "\n"
     print(text)
     if chosen.out is not None:
