@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from fedc2i.engine.records import Round
     from fedc2i.runs.results import Result
 
-ROUNDS = 20
 TABLE_ROUNDS = 3
 
 
@@ -143,7 +142,7 @@ def resnet(clients: int, images: int, blocks: int) -> dict[str, float]:
 def measure(effort: Effort) -> dict[str, Any]:
     """All of it, on the CPU."""
     return {
-        "run": command("fedavg", "digits", f"rounds={ROUNDS}", "device=cpu", repeats=effort.repeats),
+        "run": command("fedavg", "digits", f"rounds={effort.command_rounds}", "device=cpu", repeats=effort.repeats),
         "table": table(effort.table_rows),
         "resnet": resnet(4, effort.images // 2, 2),
     }
@@ -152,7 +151,7 @@ def measure(effort: Effort) -> dict[str, Any]:
 def present(console: Console, result: Mapping[str, Any], effort: Effort) -> None:
     """One table."""
     titles = {
-        "run": f"fedc2i run fedavg --data digits, {ROUNDS} rounds",
+        "run": f"fedc2i run fedavg --data digits, {effort.command_rounds} rounds",
         "table": f"fedc2i run fedavg, table of {effort.table_rows:,} x 50, 20 clients, {TABLE_ROUNDS} rounds",
     }
     rows = [

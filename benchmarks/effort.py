@@ -31,6 +31,7 @@ class Effort:
         scale_marks: rounds after which memory is noted; the check ends with the last.
         scale_seconds: after this time the check ends early, and says so.
         many_classes: numbers of classes that are run once.
+        command_rounds: rounds of a whole command.
         table_rows: rows of the table that a whole command reads.
     """
 
@@ -46,6 +47,7 @@ class Effort:
     scale_marks: tuple[int, ...]
     scale_seconds: float
     many_classes: tuple[int, ...]
+    command_rounds: int = 20
     table_rows: int = 100_000
 
 

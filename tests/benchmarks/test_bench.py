@@ -43,6 +43,9 @@ TINY = replace(
     scale_clients=20,
     scale_marks=(1, 3),
     many_classes=(12,),
+    repeats=1,
+    command_rounds=1,
+    table_rows=400,
 )
 LENET = build("lenet5", 10, InputSpec((3, 28, 28)))
 
