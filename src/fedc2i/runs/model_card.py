@@ -54,14 +54,20 @@ def _scores(own: ClientModel) -> str:
 
 def _weights(own: ClientModel) -> list[str]:
     """Whose models weighed most in this client's last start."""
-    found = own.result.influence(seed=own.seed)
+    only_head = not own.model.body_names  # then λ has nothing to mix
+    found = own.result.influence("influence_matrix" if only_head else "influence_vector", own.seed)
     if not found.size:
         return []
     names = own.result.federation.names
     row = found[-1, names.index(own.client)]
+    row = row.mean(1) if only_head else row
     order = [k for k in np.argsort(-np.nan_to_num(row, nan=-1)) if np.isfinite(row[k])][:MOST_NAMED]
     listed = ", ".join(f"{names[k]} {100 * row[k]:.1f} %" for k in order)
-    return ["## Who weighs most", f"Weights λ of the clients' models in this client's last start: {listed}."]
+    return [
+        "## Who weighs most",
+        f"Weights {'Λ (means over classes)' if only_head else 'λ'} of the clients' models in this client's last start: "
+        f"{listed}.",
+    ]
 
 
 def _snippet(own: ClientModel, file: str) -> str:
