@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -206,6 +208,19 @@ def test_an_approval_is_of_one_content(tmp_path: Path) -> None:
         store.require_approved({"model_a.py": b"a"}, "someone")
     store.revoke(entry.hash)
     assert not store.approved() + store.pending()
+
+
+def test_what_a_killed_site_left_is_removed(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        with approval.unpacked({"model_a.py": b"a"}, tmp_path) as folder:
+            if (folder / "plugins" / "model_a.py").stat().st_mode & 0o777 == 0o400:
+                os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert list((tmp_path / "code" / "unpacked").rglob("model_a.py"))
+    approval.clear_unpacked(tmp_path)
+    assert not list((tmp_path / "code" / "unpacked").iterdir())
 
 
 def test_files_that_wait_do_not_fill_the_disk(tmp_path: Path) -> None:

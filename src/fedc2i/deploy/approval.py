@@ -8,6 +8,7 @@ and the installed one runs. Only method and model files of the user may be in it
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import io
 import json
@@ -32,6 +33,7 @@ APP = Path(__file__).parent / "app"
 LEAST_DIGITS = 12  # of a hash that a person types
 MOST_FILES, MOST_BYTES = 64, 4 * 2**20  # in a bundle, unpacked
 MOST_PENDING = 32
+UNPACKED = "code/unpacked"  # in a site's folder
 _PLACE = re.compile(rf"fedc2i_app/{PLUGINS}/((method|model)_[A-Za-z0-9][\w.-]{{0,99}}\.py)", re.ASCII)
 _MANIFEST = ".info/CONTENT"
 
@@ -214,8 +216,9 @@ class CodeStore:
 
 
 @contextmanager
-def unpacked(files: Mapping[str, bytes], parent: Path) -> Iterator[Path]:
+def unpacked(files: Mapping[str, bytes], site: Path) -> Iterator[Path]:
     """A new folder with these files, read-only, for one message; it is gone afterwards."""
+    parent = site / UNPACKED
     with writing(parent):
         parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="message-", dir=parent))
@@ -228,8 +231,19 @@ def unpacked(files: Mapping[str, bytes], parent: Path) -> Iterator[Path]:
             (folder / PLUGINS).chmod(0o500)
         yield folder
     finally:
+        _remove_unpacked(folder)
+
+
+def clear_unpacked(site: Path) -> None:
+    """Removes what a killed site has left of `unpacked`."""
+    for folder in (site / UNPACKED).glob("message-*"):
+        _remove_unpacked(folder)
+
+
+def _remove_unpacked(folder: Path) -> None:
+    with contextlib.suppress(OSError):
         (folder / PLUGINS).chmod(0o700)
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _now() -> str:

@@ -40,6 +40,7 @@ class Guard:
     def __init__(self, folder: Path, worker: Worker) -> None:
         self._folder, self._worker = folder, worker
         self._log = AuditLog(folder)
+        self._name = "a site"
 
     def answer(self, bundle: bytes, kind: str, content: RecordDict) -> RecordDict:
         """The content of the reply: the worker's, as far as the policy lets it leave, or a failure with the reason."""
@@ -49,10 +50,11 @@ class Guard:
             with ExitStack() as stack:
                 stack.callback(self._worker.end)
                 site = read_site(self._folder, ready=False)
+                self._name = site.name
                 files = own_files_in(bundle)
                 told["code"] |= {name: sha256(own) for name, own in files.items()}
                 self._admit(site, files)
-                root = stack.enter_context(unpacked(files, self._folder / "code" / "unpacked")) if files else None
+                root = stack.enter_context(unpacked(files, self._folder)) if files else None
                 if kind == GREETING:
                     found = self._introduce(Request(str(self._folder), kind), content)
                 else:
@@ -101,7 +103,7 @@ class Guard:
             self._write(event, {**told, "outcome": one_line(reason, MOST_REASON)})
         except UserError as error:
             complain(str(error))
-        return failure(reason)
+        return failure(f"{self._name}: {reason}" if event == INTRODUCTION else reason)  # it is not known yet
 
     def _write(self, event: str, told: Mapping[str, Any]) -> None:
         """Writes a line; an introduction that repeats the line before it is skipped, since a coordinator asks often."""

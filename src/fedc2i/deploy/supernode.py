@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from fedc2i.core.errors import UserError
+from fedc2i.deploy.approval import clear_unpacked
 from fedc2i.deploy.child_process import ChildProcess, free_port
 from fedc2i.deploy.site_folder import SiteFolder
 from fedc2i.flower import compat
@@ -34,6 +35,7 @@ class SuperNode(ChildProcess):
 
     def start(self) -> None:
         """Starts it, without waiting: it keeps trying until the SuperLink is there."""
+        clear_unpacked(self.site.folder)
         words = ["--site", str(self.site.folder), "--port", str(free_port()), "--preload", _PRELOAD]
         words += ["--superlink", self.site.coordinator]
         words += ["--root-certificates", str(self.site.authority)]
