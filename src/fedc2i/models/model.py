@@ -209,7 +209,8 @@ class _PerThread:
         """This thread's copy for a device; None where all of its tensors are replaced."""
         copies: dict[torch.device | None, nn.Module] = self._copies.__dict__.setdefault("modules", {})
         if device not in copies:
-            copies[device] = copy.deepcopy(self._template).to(device)
+            own = copy.deepcopy(self._template)
+            copies[device] = own if device is None else own.to(device)  # even to nowhere fails inside vmap
         return copies[device]
 
     def __reduce__(self) -> tuple[type[_PerThread], tuple[nn.Module]]:
