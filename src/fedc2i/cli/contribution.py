@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,12 +12,14 @@ from fedc2i.cli import shared
 from fedc2i.cli.shared import ConfigFile, Json, Set, Trust
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import to_json
+from fedc2i.core.options import flags, names
+from fedc2i.runs.settings import RunSettings
 
 if TYPE_CHECKING:
     from fedc2i.runs.plan import Plan
 
 app = typer.Typer(add_completion=False)
-OF_A_RUN = ("seeds", "metric", "data_dir", "device")  # settings that may be others than the run's
+SAME_RUN = {"seeds", "metric", *names(RunSettings, scope="machine")}  # may be others than the run's
 
 
 @app.command()
@@ -93,12 +95,13 @@ def _plan_of_run(
     from fedc2i.runs.finished_run import reopen
     from fedc2i.runs.settings import make
 
-    others = [*({*settings} - {*OF_A_RUN}), *(["--set"] if set_ else []), *(["--config"] if config_file else [])]
+    changed = {name: text for name, text in settings.items() if name in SAME_RUN}
+    others = [*(settings.keys() - changed.keys() - {"data_dir"}), *(["--set"] if set_ else [])]
+    others += ["--config"] if config_file else []
     if others:
-        allowed = ", ".join(f"--{name.replace('_', '-')}" for name in OF_A_RUN)
+        allowed = ", ".join(own.flag for own in flags(RunSettings, "run") if own.name in {*SAME_RUN, "data_dir"})
         raise UserError(f"{folder}: a run has its own {one_line(', '.join(others))}; allowed are {allowed}")
     place = settings.get("data_dir")
     plan = reopen(folder, data_dir=None if place is None else Path(place), trust=trust)
-    given: dict[str, Any] = {name: settings[name] for name in ("seeds", "metric", "device") if name in settings}
-    checked = make(type(plan.method), given)
-    return replace(plan, config=replace(plan.config, **{name: getattr(checked, name) for name in given}))
+    checked = make(type(plan.method), changed)
+    return replace(plan, config=replace(plan.config, **{name: getattr(checked, name) for name in changed}))

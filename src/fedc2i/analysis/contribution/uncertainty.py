@@ -8,7 +8,6 @@ with the degrees of freedom of Welch and Satterthwaite. Many pairs are corrected
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedc2i.analysis.contribution.shapley import Coalition, Contrast
-from fedc2i.analysis.paired_bootstrap import resampled_scores
+from fedc2i.analysis.paired_bootstrap import resampled_counts, resampled_scores
 from fedc2i.training.metrics import HIGHER_IS_BETTER
 
 Array = np.ndarray[Any, Any]
@@ -69,15 +68,6 @@ def holm(values: Sequence[float]) -> list[float]:
     return found
 
 
-@functools.lru_cache(maxsize=64)
-def sample_counts(samples: int, draws: int) -> Array:
-    """``(1 + draws, samples)``: how often each sample is in each resample; the first has each once."""
-    counts = np.ones((1 + draws, samples), dtype=np.float32)
-    shares = np.full(samples, 1 / samples)
-    counts[1:] = np.random.default_rng(samples).multinomial(samples, shares, size=draws)
-    return counts
-
-
 def coalition_scores(logs: Array, labels: Array, metric: str) -> Array:
     """``(seeds, 1 + resamples)`` of a metric, turned so that higher is better; the first is of the samples themselves.
 
@@ -89,7 +79,8 @@ def coalition_scores(logs: Array, labels: Array, metric: str) -> Array:
         metric: as in `fedc2i.training.metrics`.
     """
     values = len(labels) * (logs.shape[2] if metric == "auroc" else 1)
-    counts = sample_counts(len(labels), int(np.clip(WORK / values, FEWEST, MOST)))
+    draws = resampled_counts(metric, labels, int(np.clip(WORK / values, FEWEST, MOST)), np.random.default_rng(0))
+    counts = np.concatenate([np.ones_like(draws[:1]), draws])
     sign = 1 if HIGHER_IS_BETTER[metric] else -1
     return sign * np.stack([resampled_scores(metric, own, labels, counts) for own in logs])
 
