@@ -403,7 +403,7 @@ def test_command_of_real_sites_leaves_their_data_to_them() -> None:
     result = replace(result, config=replace(result.config, engine="flower", data="sites", epochs=1))
     found = rerun_command(result)
     assert found.command == (
-        "fedc2i coordinator start HUB fedc2i --model lenet5 --wire float32 --deadline 600.0 --min-sites 1 "
+        "fedc2i coordinator start HUB fedc2i --model lenet5 --train auto --wire float32 --deadline 600.0 --min-sites 1 "
         "--rounds 1 --seeds 0 --topology full --set epochs=1 --set gamma=2.0"
     )
     assert "the same sites must be admitted" in found.note

@@ -100,8 +100,10 @@ def test_long_table_holds_every_value() -> None:
 
 
 def test_a_missing_metric_has_no_row_and_a_nan_has_one() -> None:
-    result = made_up(AB, {0: [[10, NAN]]})
-    result.rounds[0].metrics["trained"][0].clear()  # client a gave no answer
+    result = made_up(AB, {0: [[10, 20]]})
+    received, trained = (result.rounds[0].metrics[point] for point in ("received", "trained"))
+    trained[0].clear()  # client a gave no answer
+    received[1]["accuracy"] = trained[1]["accuracy"] = NAN  # client b diverged
     frame = result.to_pandas()
     assert frame[["client", "point"]].to_numpy().tolist() == [["a", "received"], ["b", "received"], ["b", "trained"]]
     assert frame["value"].isna().tolist() == [False, True, True]
