@@ -384,13 +384,10 @@ def test_command_of_an_own_method_has_all_of_its_options(tmp_path: Path) -> None
     assert found.note == ""
 
 
-class Own(FedAvg):
-    """A user's class, which no command can name."""
-
-    name, title = "mine", "Mine"
-
-
 def test_objects_of_python_are_named_where_a_command_cannot_name_them(tmp_path: Path) -> None:
+    class Own(FedAvg):
+        name, title = "mine", "Mine"
+
     x, y = np.zeros((4, 3)), np.array([0, 1, 0, 1])
     data = fedc2i.from_arrays({"a": (x, y, x, y)})  # called "arrays", as a source of data is
     fedc2i.run(Own(), data, rounds=1, seeds=[0], out=tmp_path / "run")
