@@ -300,6 +300,14 @@ def test_metrics_of_another_run_are_a_line(folder: Path, damage: Callable[[bytes
         read_rounds(folder, EXTENT, SEEDS[-1:])
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_seed_without_metrics_is_named(folder: Path, seed: int) -> None:
+    path = folder / "metrics.jsonl"
+    kept = [line for line in path.read_text().splitlines(keepends=True) if json.loads(line)["seed"] != seed]
+    path.write_text("".join(kept))
+    assert f": not a complete run (metrics.jsonl lacks seed {seed}); remove it and run again" in refusal(folder)
+
+
 @pytest.mark.parametrize("rounds", ["5", 6, 0])
 def test_a_complete_run_has_the_rounds_that_its_summary_says(folder: Path, rounds: Any) -> None:
     change(folder / "summary.json", rounds=rounds)

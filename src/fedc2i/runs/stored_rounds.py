@@ -60,6 +60,8 @@ def _rounds(
 ) -> list[Round]:
     influence = _read_influence(folder / "influence.npz", extent, seed)
     refused = _read_refused(summary["refused"], extent.clients, seed)
+    if not metrics and _has_scores(summary):
+        raise ValueError(f"metrics.jsonl lacks seed {seed}")
     if not complete and not metrics:  # real sites need not send scores
         metrics = {extent.rounds: {point: [{} for _ in extent.clients] for point in POINTS}}
     last = summary["rounds"] if complete else max(metrics)
@@ -80,6 +82,12 @@ def _rounds(
         own = {"participants": (), "refused": (), **refused.get(number, {}), **means}
         rounds.append(Round(seed, number, metrics=metrics.get(number, {}), influence=measured, **own))
     return rounds
+
+
+def _has_scores(summary: Mapping[str, Any]) -> bool:
+    """Whether any score is known of all seeds."""
+    by_metric = (scores for point in POINTS for scores in summary["points"][point].values())
+    return any(score["mean"] is not None for scores in by_metric for score in scores.values())
 
 
 def _read_metrics(path: Path, extent: Extent, seeds: Sequence[int]) -> dict[int, Scored]:
