@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -184,16 +185,17 @@ def test_interruption_costs_only_the_seed_it_fell_into(plan: MakePlan, cache: Ru
 @pytest.mark.parametrize("damage", [False, True])
 def test_fewer_seeds_resume_what_more_of_them_began(plan: MakePlan, cache: RunCache, damage: bool) -> None:
     """From the last checkpoint; from the start if all checkpoints are damaged."""
+    settings: dict[str, Any] = {"rounds": 3, "executor": "looped", "checkpoint_seconds": 0}
     with pytest.raises(KeyboardInterrupt):
-        cache.compute(plan(rounds=3, seeds="0-2", executor="looped"), Watch(3))
-    planned, watch = plan(rounds=3, seeds="0,2", executor="looped"), Watch()
+        cache.compute(plan(seeds="0-2", **settings), Watch(3))
+    planned, watch = plan(seeds="0,2", **settings), Watch()
     states = list(cache.folder(planned, 0).glob("checkpoints/round*.safetensors"))
     assert states
     for path in states if damage else ():
         path.write_bytes(b"damaged")
     result = cache.compute(planned, watch)
     assert min(report.round for report in watch.rounds) == (1 if damage else 2)
-    assert cache.missing(plan(rounds=3, seeds="0-2", executor="looped")) == [1]
+    assert cache.missing(plan(seeds="0-2", **settings)) == [1]
     np.testing.assert_allclose(result.accuracy("trained"), execute(planned).accuracy("trained"), atol=1e-6)
 
 
@@ -202,9 +204,14 @@ def test_fewer_seeds_resume_what_more_of_them_began(plan: MakePlan, cache: RunCa
 def test_killed_computation_resumes_after_its_last_checkpoint(
     plan: MakePlan, cache: RunCache, tmp_path: Path, killed_in: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned, in_round, finish = plan(rounds=4, executor="looped"), killed_in == "a round", RunFolder.finish
+    planned = plan(rounds=4, executor="looped", checkpoint_seconds=0)
+    in_round, finish = killed_in == "a round", RunFolder.finish
+    second = cache.folder(planned, 0) / "checkpoints" / "round000002.json"
 
     def kill() -> None:
+        until = time.monotonic() + 30
+        while in_round and not second.exists() and time.monotonic() < until:  # another thread writes it
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def finish_one(files: RunFolder, result: Result) -> None:
