@@ -206,8 +206,12 @@ def stopping(monkeypatch: pytest.MonkeyPatch, action: str, at: int, error: BaseE
         ("replace", 1, 2),
         ("open", 2, 2),  # between the two files
         ("replace", 2, 2),
-        ("unlink", 3, 3),  # both in place; while old ones are removed
-        ("unlink", 4, 3),
+        ("unlink", 1, 2),  # each file's temporary one is removed before and after it is written
+        ("unlink", 2, 2),
+        ("unlink", 3, 2),
+        ("unlink", 4, 3),  # both in place
+        ("unlink", 5, 3),  # while old ones are removed
+        ("unlink", 6, 3),
     ],
 )
 def test_killed_at_any_moment_one_of_the_last_two_is_whole(
