@@ -53,7 +53,7 @@ def main() -> None:
     print(*from_memory.describe(), sep="\n")
     result = fedc2i.run("fedc2i", from_memory, rounds=rounds)
     print(result)
-    print(result.influence()[-1].round(2), "row: who is helped; column: who helps")
+    print(result.influence()[-1].round(2), "row: for whom; column: whose model")
 
     with tempfile.TemporaryDirectory() as name:
         write_folder(Path(name), clinics)

@@ -345,7 +345,9 @@ def test_many_clients_leave_room_for_method_and_average() -> None:
     text = rendered(comparison_table([result]).to_rich(120), 120)
     average = result.scores("trained")["Avg"]
     assert all(word in text for word in ("FedC²I", "after *", "client", f"{average}", "of 60 clients fit here"))
-    assert str(influence_table(result, 120)).startswith("Who helps whom: FedC²I, 60 clients, see influence.png")
+    assert str(influence_table(result, 120)).startswith(
+        "Whose model weighs most: FedC²I, 60 clients, see influence.png"
+    )
 
 
 def test_long_method_names_are_folded() -> None:

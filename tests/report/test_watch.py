@@ -296,7 +296,7 @@ def test_two_processes(tmp_path: Path, make_federation: Callable[..., Federation
     assert told, lines
     assert not any("fedc2i on arrays" in line or "nobody" in line for line in lines)
     assert "round 6 of 6, finished" in "\n".join(lines)
-    assert any("who helps whom" in line for line in lines)
+    assert any("whose model weighs most" in line for line in lines)
 
 
 def test_in_a_terminal_the_picture_is_drawn_again(tmp_path: Path, finished: Result) -> None:
@@ -318,7 +318,7 @@ def test_in_a_terminal_the_picture_is_drawn_again(tmp_path: Path, finished: Resu
     assert "round 4 of 4, finished" in text
     assert "\x1b[?25h" in text  # the cursor is back
     assert "48;2;" in text  # shaded
-    assert text.count("who helps whom") > 2
+    assert text.count("whose model weighs most") > 2
 
 
 def test_a_comparison_is_watched_run_after_run(tmp_path: Path, finished: Result) -> None:

@@ -32,7 +32,7 @@ def show(
     trust: Trust = False,
     json: Json = False,
 ) -> None:
-    """Who helps whom after the last round, with intervals from a bootstrap over samples.
+    """Whose model weighs most after the last round, with intervals from a bootstrap over samples.
 
     Helpers whose interval holds the equal share are marked: the samples show no difference. All numbers are written
     into the run folder, as influence-intervals.json.

@@ -308,7 +308,7 @@ def _listed(parts: Sequence[object]) -> str:
     return ", ".join(map(str, parts))
 
 
-# Who helps whom.
+# Whose model weighs most.
 
 
 def influence_table(result: Result, width: int) -> RichTable | Text | None:
@@ -323,9 +323,12 @@ def influence_table(result: Result, width: int) -> RichTable | Text | None:
     names = result.federation.names
     if max(map(len, names)) + sum(max(len(name), 5) + 3 for name in names) + 4 > width:
         return Text(
-            f"Who helps whom: {printable(result.label)}, {len(names)} clients, see influence.png in the run folder\n"
+            f"Whose model weighs most: {printable(result.label)}, {len(names)} clients, "
+            "see influence.png in the run folder\n"
         )
-    title = f"Who helps whom: {printable(result.label)}, influence vector λ after the last round (row: who is helped)"
+    title = (
+        f"Whose model weighs most: {printable(result.label)}, influence vector λ after the last round (row: for whom)"
+    )
     table = RichTable(title=Text(title, "table.title"), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("")
     for name in names:

@@ -90,7 +90,7 @@ def _influence(result: Result) -> str:
             for value, shade in zip(row, shades, strict=True)
         ]
         lines.append(_row("td", [(name, 0, ""), *cells], ""))
-    title = "Influence λ after the last round: row, who is helped; column, who helps"
+    title = "Influence λ after the last round: row, for whom; column, whose model"
     return f"<p><b>{title}{figures.mean_of(result)}</b></p>{_lines(lines)}"
 
 

@@ -188,11 +188,11 @@ def sparkline(values: Sequence[float], low: float, high: float) -> str:
 
 
 def _influence(run: WatchedRun, width: int) -> RenderableType:
-    """Row: who is helped; the larger the influence, the bluer."""
+    """Row: for whom; the larger the influence, the bluer."""
     assert run.influence is not None
     number, vectors = run.influence
     names = run.clients
-    title = f"who helps whom, influence λ after round {number} (row: who is helped)"
+    title = f"whose model weighs most, influence λ after round {number} (row: for whom)"
     if len(names) != len(vectors) or max(map(len, names)) + sum(max(5, len(name)) + 2 for name in names) + 4 > width:
         return _helpers(title, names, vectors)
     table = Table(box=None, padding=(0, 0, 0, 2))
