@@ -12,8 +12,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i import Federation, Method, Model, UserError, split
 from fedc2i.core.params import row
+from fedc2i.core.seeding import repeatable
 from fedc2i.core.settings import EngineSettings, TrainingSettings
-from fedc2i.engine.client import ClientData, RunContext, repeatable
+from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors import captured, choice
 from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor
 from fedc2i.engine.simulator import simulate
@@ -126,15 +127,56 @@ def test_bf16_trains_in_bfloat16_and_keeps_single_precision(
         assert torch.equal(exact, trained(net, federation, precision="tf32"))  # a CPU has no other single precision
 
 
-def test_the_precision_of_products_is_set_and_restored() -> None:
-    conv, matmul = torch.backends.cudnn.conv, torch.backends.cuda.matmul  # type: ignore[attr-defined]
-    before = conv.fp32_precision, matmul.fp32_precision
-    for kind, product in (("ieee", "ieee"), ("tf32", "tf32"), ("bf16", "tf32")):
+def flags() -> tuple[str | bool, ...]:
+    cudnn, matmul, on_cpu = torch.backends.cudnn, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    new = [part.fp32_precision for part in (cudnn.conv, cudnn.rnn, matmul, on_cpu)]  # type: ignore[attr-defined]
+    old = cudnn.allow_tf32, matmul.allow_tf32, torch.get_float32_matmul_precision()
+    return (*new, *old, cudnn.deterministic, cudnn.benchmark)
+
+
+@pytest.mark.parametrize("own", [None, "medium", "high", "highest"])
+def test_the_precision_of_products_is_set_and_restored(own: str | None) -> None:
+    """Whatever the user has asked torch for."""
+    untouched = [part.fp32_precision for part in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)]  # type: ignore[attr-defined]
+    if own:
+        torch.set_float32_matmul_precision(own)
+    before = flags()
+    exact, rough = ("ieee",) * 4 + (False, False, "highest"), ("tf32",) * 3 + ("ieee", True, True, "high")
+    for kind, expected in (("ieee", exact), ("tf32", rough), ("bf16", rough)):
         with repeatable(EngineSettings(precision=kind)):  # type: ignore[arg-type]
-            assert (conv.fp32_precision, matmul.fp32_precision) == (product, product)
-        assert (conv.fp32_precision, matmul.fp32_precision) == before
+            assert flags() == (*expected, True, False)
+        assert flags() == before
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = untouched  # type: ignore[attr-defined]
+
+
+def test_a_precision_that_does_not_exist() -> None:
     with pytest.raises(UserError, match=r"precision must be ieee \| tf32 \| bf16, got 'fp8'"):
         EngineSettings(precision="fp8")  # type: ignore[arg-type]
+
+
+def test_flags_of_overlapping_runs_end_with_the_last() -> None:
+    """As of sites in threads of one process, where the first to start is the first to end."""
+    before = flags()
+    first, second = repeatable(EngineSettings(precision="tf32")), repeatable(EngineSettings())
+    first.__enter__()
+    second.__enter__()
+    during = flags()
+    first.__exit__(None, None, None)
+    assert flags() == during != before
+    second.__exit__(None, None, None)
+    assert flags() == before
+
+
+def test_a_model_is_exported_during_and_after_a_run(net: Model, make_federation: Callable[..., Federation]) -> None:
+    """Torch refuses while its older and newer flags of precision contradict each other."""
+    layer, x = torch.nn.Conv2d(1, 2, 3), torch.zeros(2, 1, 5, 5)
+    with repeatable(EngineSettings()):
+        torch.export.export(layer, (x,))
+    before = flags()
+    trained(net, make_federation((12, 8)))
+    assert flags() == before
+    torch.export.export(layer, (x,))
 
 
 # Memory layout.

@@ -42,8 +42,9 @@ from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import refuse_links, to_json, write_atomically
 from fedc2i.core.params import Params, Stacked, row, stack
+from fedc2i.core.seeding import repeatable
 from fedc2i.data.federation import Federation
-from fedc2i.engine.client import ClientData, LocalClient, RunContext, repeatable
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.exchange import Mailbox, Server, receiver_groups
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedc2i_top_k import FedC2ITopK

@@ -5,8 +5,7 @@ This is the plain form. The simulator calls it for one client after the other; a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -258,20 +257,3 @@ def predict_all(method: Method, params: Params, x: Tensor, site: Site) -> dict[s
     """The method's main prediction under ``""``, its others under ``"/name"``."""
     others = method.other_predictions(params, x, site)
     return {"": method.predict(params, x, site), **{f"/{name}": logits for name, logits in others.items()}}
-
-
-@contextmanager
-def repeatable(settings: EngineSettings) -> Iterator[None]:
-    """A fixed number of CPU threads, the precision asked for and repeatable convolutions: one seed, the same bits."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    conv = cudnn.conv  # type: ignore[attr-defined]
-    before = cudnn.deterministic, cudnn.benchmark, conv.fp32_precision, matmul.fp32_precision
-    before_threads = torch.get_num_threads()
-    precision = "ieee" if settings.precision == "ieee" else "tf32"
-    cudnn.deterministic, cudnn.benchmark, conv.fp32_precision, matmul.fp32_precision = True, False, precision, precision
-    torch.set_num_threads(settings.threads)
-    try:
-        yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark, conv.fp32_precision, matmul.fp32_precision = before
-        torch.set_num_threads(before_threads)

@@ -12,10 +12,11 @@ from typing import TypeVar
 import torch
 
 from fedc2i.core.errors import UserError
+from fedc2i.core.seeding import repeatable
 from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.checkpoint import OnState, ResumePoint, state_of
-from fedc2i.engine.client import ClientData, RunContext, repeatable
+from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.exchange import receiver_groups
 from fedc2i.engine.executors.base import ClientBatch, Executor
 from fedc2i.engine.executors.choice import new_executor

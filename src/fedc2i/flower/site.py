@@ -15,11 +15,12 @@ from flwr.clientapp import ClientApp
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params, row, stack
+from fedc2i.core.seeding import repeatable
 from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Client, InputSpec, Split
 from fedc2i.data.schema import Schema, check_fit
 from fedc2i.data.table import ENCODING, Rows
-from fedc2i.engine.client import ClientData, LocalClient, RunContext, repeatable
+from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.clip_noise import run_secret
 from fedc2i.engine.records import Point
 from fedc2i.engine.upload import process

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from fedc2i.core.files import write_atomically
+from fedc2i.core.seeding import repeatable
 from fedc2i.engine import checkpoint
 from fedc2i.engine.checkpoint import Checkpoint, OnState, ResumePoint, State, state_size
-from fedc2i.engine.client import repeatable
 from fedc2i.engine.records import POINTS, Outcome, Predictions, Round
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Site
