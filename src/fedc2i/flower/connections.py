@@ -85,6 +85,11 @@ class SiteConnections:
         """Sends a site its task under a serial number; returns whether Flower accepted it."""
         return self._send(WORK, self._nodes[site], content, _Request(self._nodes[site], site, round, serial))
 
+    @property
+    def rejections(self) -> list[str]:
+        """Why nodes were rejected."""
+        return sorted({reason for _, reason in self._rejected})
+
     def dismiss(self, site: str, error: UserError) -> None:
         """Rejects a site that has introduced itself."""
         self.sites.pop(site, None)

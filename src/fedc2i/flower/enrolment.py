@@ -25,10 +25,12 @@ def wait_for_sites(
     wait: float,
     say: Callable[[str], None],
     poll: float = 0.25,
+    *,
+    closed: bool = False,
 ) -> list[Introduction]:
     """Waits for the expected sites or, if their names are not known, for ``count`` sites of any name.
 
-    After ``wait`` seconds ``at_least`` sites are enough.
+    After ``wait`` seconds ``at_least`` sites are enough. ``closed``: a rejected site ends it, as nobody else can come.
     """
     if not expected and count < 1:
         raise UserError(f"the number of sites to wait for must be at least 1, got {count}")
@@ -41,6 +43,8 @@ def wait_for_sites(
         present = [sites[name] for name in (expected or sorted(sites)) if name in sites]
         if len(present) >= wanted:
             return present
+        if closed and connections.rejections:
+            raise UserError(f"a site cannot start: {connections.rejections[0]}")
         if time.monotonic() > until:
             break
         time.sleep(poll)

@@ -88,7 +88,8 @@ def federate(
         def main(grid: Any, context: Context) -> None:
             connections = SiteConnections(cast(Grid, _Stoppable(grid, stop)), say, ttl=2 * policy.deadline + 60)
             count = len(federation.clients)
-            wait_for_sites(connections, federation.names, count, count, policy.deadline, lambda line: None, policy.poll)
+            wait, silent = policy.deadline, lambda line: None
+            wait_for_sites(connections, federation.names, count, count, wait, silent, policy.poll, closed=True)
             for seed in seeds:
 
                 def say_seed(line: str, seed: int = seed) -> None:

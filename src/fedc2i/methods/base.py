@@ -98,6 +98,9 @@ class Site:
         return self.model.head(params, self.features(params, x))
 
 
+_registry: dict[str, type[Method]] = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A federated method; by default FedAvg with equal weights.
@@ -126,7 +129,7 @@ class Method:
     keeps_uploads: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False
 
-    registry: ClassVar[dict[str, type[Method]]] = {}
+    registry = _registry  # without a type, or it would be sent along with every user's method, as a dataclass's field
 
     anchor: float = option(0.0, "strength μ of a pull towards the model the local run started from", low=0)
     average: bool = option(False, "keep and send the mean of the models over the second half of the local steps")
