@@ -70,7 +70,7 @@ def verdict(found: Mapping[str, Results]) -> Verdict:
         means = [(result.averages(point)["Avg"], ours.averages(point)["Avg"]) for result in others for point in POINTS]
         if all(mine.mean() >= own.mean() for own, mine in means):
             best.append(data)
-        if all((mine >= own).sum() >= TARGET_SEEDS for own, mine in means):
+        if all((mine > own).sum() >= TARGET_SEEDS for own, mine in means):
             often.append(data)
         harm.append(min(float((ours.accuracy(point).mean(0) - local).min()) for point in POINTS))
     lines = [
