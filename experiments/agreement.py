@@ -170,14 +170,14 @@ def study(given: Namespace) -> None:
         found = {}
         for data in filter(None, given.data):
             view.say(f"{data}: all coalitions")
-            (plan,) = prepare(["fedc2i-plus"], {**values, "checkpoint_every": 0}, data)
+            (plan,) = prepare(["fedc2i-plus"], values, data)
             found[data] = measure(plan, folder, view)
             for point in POINTS:
                 tables[f"agreement-{SHORT[point]}"] = agreement_table(found, point)
             _write(tables, folder)
         planted: dict[str, tuple[Truth, Planted]] = {}
         for data, kind in itertools.product(filter(None, given.plants), PLANTS):
-            (plan,) = prepare(["fedc2i-plus"], {**values, "checkpoint_every": 0}, data)
+            (plan,) = prepare(["fedc2i-plus"], values, data)
             own = plant(kind, plan.federation)
             if own is None:
                 continue
@@ -192,7 +192,7 @@ def study(given: Namespace) -> None:
 def _write(tables: Mapping[str, Table], folder: Path) -> None:
     for name, table in tables.items():
         table.write(folder, name)
-    print(tables[next(reversed(tables))].to_markdown(), flush=True)
+    print(list(tables.values())[-1].to_markdown(), flush=True)
 
 
 def main(typed: Sequence[str] | None = None) -> int:
