@@ -9,9 +9,12 @@ INSTALL := $(PIP) install --quiet -c constraints.txt
 PARALLEL := OMP_NUM_THREADS=1
 SPREAD := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
+# The tests start many programs: each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test test-slow coverage bench docs lint install install-dev clean help
+.PHONY: demo test suite test-slow coverage bench docs lint style types install install-dev clean help
 
 help:
 	@echo "make demo       five methods on four hospitals, who helps whom, and a report (under a minute)"
@@ -26,7 +29,11 @@ demo: install
 	$(BIN)/fedc2i compare local fedavg fedproto fedc2i pooled --data heart --seeds 0,1,2 --out $(DEMO)
 	$(BIN)/fedc2i report $(DEMO) --metric balanced_accuracy --out $(DEMO)/report.html
 
-test: lint
+# mypy takes a minute or two of one core, so it runs beside the tests.
+test: style
+	@$(MAKE) --no-print-directory -j2 types suite
+
+suite: install-dev
 	$(PARALLEL) $(BIN)/python -m pytest $(SPREAD) --durations=10
 
 coverage: install-dev
@@ -41,9 +48,13 @@ bench: install-dev
 docs: install-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-lint: install-dev
+lint: style types
+
+style: install-dev
 	$(BIN)/ruff check src tests benchmarks experiments examples docs/hooks.py
 	$(BIN)/ruff format --check src tests benchmarks experiments examples docs/hooks.py
+
+types: install-dev
 	$(BIN)/mypy
 
 install: $(VENV)/.installed

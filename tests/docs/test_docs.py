@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,6 +16,7 @@ import pytest
 from typer.main import get_command
 
 from fedc2i.cli.main import app
+from fedc2i.data import digits
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")]
@@ -42,6 +46,7 @@ def prose(text: str) -> str:
 
 CODE = {f"README.md {k}": code for k, code in enumerate(snippets("README.md"))}
 CODE |= {name: "\n".join(snippets(name)) for name in WHOLE}
+ALONE = "README.md 0"  # runs in a program of its own
 LINKS = [
     (name, target)
     for name, text in TEXTS.items()
@@ -71,9 +76,28 @@ def test_commands_exist_with_their_options(line: str) -> None:
     assert given <= known | {"--help", "--version"}
 
 
-@pytest.mark.parametrize("name", CODE)
-def test_code_runs(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SMALL + CODE[name]]
+@pytest.fixture
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What `SMALL` does, in this process and for a while."""
+    for name in ("SCANNED", "RENDERED"):
+        sizes = {part: size // 10 for part, size in getattr(digits, name).items()}
+        monkeypatch.setattr(digits, name, sizes)
+    digits._build.cache_clear()
+    yield
+    digits._build.cache_clear()
+
+
+@pytest.mark.parametrize("name", [name for name in CODE if name != ALONE])
+@pytest.mark.usefixtures("few_digits")
+def test_code_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        exec(compile(CODE[name], name, "exec"), {"__name__": "__main__"})
+    assert shown.getvalue()
+
+
+def test_code_runs_in_a_program_of_its_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SMALL + CODE[ALONE]]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
 import os
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,41 +17,47 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_docs import SMALL
+from test_docs import SMALL, few_digits  # noqa: F401
 
 from fedc2i import Federation, Model, Uploads, UserError, run
 from fedc2i.engine.records import POINTS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-QUIET = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
 
 
-def start(tmp_path: Path, script: str, before: str = SMALL, rounds: int = 2) -> str:
-    """What an example prints, run in an empty folder on a tenth of the digits."""
-    code = f"{before}\nimport runpy\nrunpy.run_path({str(EXAMPLES / script)!r}, run_name='__main__')"
-    command = [sys.executable, "-c", code, "--rounds", str(rounds)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=QUIET)
-    assert done.returncode == 0, done.stderr
-    assert list(tmp_path.iterdir()) == []
-    return done.stdout
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What an example prints, run in an empty folder."""
+
+    def run_it(script: str, rounds: int) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr("sys.argv", [script, "--rounds", str(rounds)])
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        assert list(tmp_path.iterdir()) == []
+        return shown.getvalue()
+
+    return run_it
 
 
-def test_own_data(tmp_path: Path) -> None:
-    printed = start(tmp_path, "own_data.py", before="", rounds=1)
+def test_own_data(start: Callable[..., str]) -> None:
+    printed = start("own_data.py", rounds=1)
     assert "clinics: 3 clients, 10 classes, images 16x16" in printed
     assert re.search(r"<Result of FedC²I on clinics, seeds \[0\]: accuracy \d+\.\d+ before local training, \d", printed)
     assert "from files: 3 clients, {'dark': {'train': 300, 'validation': 0, 'test': 200}" in printed
     assert "one data set over four clients: {'Scans/1'" in printed
 
 
-def test_own_model(tmp_path: Path) -> None:
-    printed = start(tmp_path, "own_model.py")
+@pytest.mark.usefixtures("few_digits")
+def test_own_model(start: Callable[..., str]) -> None:
+    printed = start("own_model.py", rounds=2)
     assert "the head is 7.1.weight and 7.1.bias: 10 classes of 12 features" in printed
     assert re.search(r"^trained {'Scans': '\d", printed, flags=re.MULTILINE)
 
 
-def test_own_method(tmp_path: Path) -> None:
-    printed = start(tmp_path, "own_method.py")
+@pytest.mark.usefixtures("few_digits")
+def test_own_method(start: Callable[..., str]) -> None:
+    printed = start("own_method.py", rounds=2)
     assert "| Near | after * |" in printed
     rows = [[float(value) for value in re.findall(r"\d\.\d*", line)] for line in printed.splitlines()[-3:]]
     assert all(sum(row) == pytest.approx(1, abs=0.02) for row in rows)

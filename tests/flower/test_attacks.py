@@ -24,10 +24,14 @@ from fedc2i.runs.plan import prepare
 SETTINGS = {"model": "lenet5", "rounds": 3, "engine": "flower"}
 
 
+ATTACKS = ("label-flip@b", "sign-flip@b", "scaled:10@b", "noise:1@2", "nan@b", "free-rider@b", "scaled:1e20@b")
+
+
 @pytest.mark.parametrize(
-    "attack", ["label-flip@b", "sign-flip@b", "scaled:10@b", "noise:1@2", "nan@b", "free-rider@b", "scaled:1e20@b"]
+    ("method", "attack"),
+    [*((FedC2I(), attack) for attack in ATTACKS), *((PFedGraph(), attack) for attack in ("nan@b", "free-rider@b"))],
+    ids=lambda own: getattr(own, "name", own),
 )
-@pytest.mark.parametrize("method", [FedC2I(), PFedGraph()], ids=lambda method: method.name)
 def test_the_same_numbers_as_in_process(method: Method, attack: str, model: Model, federation: Federation) -> None:
     stage = Stage(method, model, federation, rounds=3, attack=attack)
     attackers = parse(attack, federation.names, stage.SEED)

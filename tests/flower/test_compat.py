@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ def test_the_supported_version_is_installed_and_pinned() -> None:
     assert f'"flwr=={compat.SUPPORTED}"' in (SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
 
 
+@cache
 def flower_names(path: Path) -> set[str]:
     """The names in Flower that a file imports, and dotted names of its modules in texts."""
     found: set[str] = set()
