@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.options import options_of
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method, find_method, get_method, method_names
+from fedc2i.methods.messages import Uploads
 from fedc2i.models.model import Model
 from fedc2i.runs.plan import parse_method
 from support.method_checks import OF_THEIR_OWN, SIZES, each_kind, run, upload
@@ -236,3 +238,45 @@ def test_it_learns(name: str) -> None:
     last = fedc2i.run(name, three, rounds=4, evaluate_every=4, **settings).rounds[-1]
     for (point, metric), least in LEARNS[name].items():
         assert last.mean(point, metric) > least
+
+
+ONLY_MEAN = ["ditto", "fedala", "fedavg", "fedbn", "fedprox", "fedrep", "fedrod"]
+
+
+def test_what_needs_only_the_mean_gives_the_same_from_it() -> None:
+    """So that the mean of masked uploads may stand in for each of them."""
+    assert [name for name in method_names() if Method.registry[name].needs_only_mean] == ONLY_MEAN
+    rows, samples = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(1)), torch.tensor([3, 1, 2, 2])
+    for name in ONLY_MEAN:
+        for weighting in ("uniform", "samples"):
+            method = get_method(name)(weighting=weighting)
+            sent = Uploads({"w": rows}, (0, 1, 2, 3), samples, torch.zeros(4))
+            weights = method.weights(replace(sent, tensors={}))  # of sample counts alone
+            mean = torch.tensordot(weights, rows, 1)
+            got, _ = method.combine(replace(sent, tensors={"w": mean.expand(4, 3, 2)}), {})
+            want, _ = method.combine(sent, {})
+            torch.testing.assert_close(got.shared, want.shared)
+            assert not want.personal
+            assert not method.keeps_uploads
+            assert not method.reads_reports
+
+
+def test_a_method_with_its_own_server_must_say_that_the_mean_will_do() -> None:
+    class Trains(fedc2i.Method):
+        """Differs at the clients."""
+
+    class Weighs(fedc2i.Method):
+        """May look at uploads."""
+
+        def weights(self, uploads: Uploads) -> torch.Tensor:
+            return super().weights(uploads)
+
+    class Says(Weighs):
+        """Does not."""
+
+        needs_only_mean = True
+
+    class Further(Says):
+        """Inherits what it says."""
+
+    assert [kind.needs_only_mean for kind in (Trains, Weighs, Says, Further)] == [True, False, True, True]

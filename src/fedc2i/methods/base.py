@@ -116,6 +116,9 @@ class Method:
         reconstruction: for a method whose paper gives no code or full text: one sentence on what ours is built from.
         keeps_uploads: whether `combine` sees every client's latest upload, or only this round's.
         pools_data: whether one model is trained on the training data of all clients, which only a simulation can do.
+        needs_only_mean: whether the server needs no more of the uploads than their mean, by weights that depend on
+            sample counts alone; then a sum under masks will do. A subclass with its own `combine` or `weights` does
+            not have it unless it says so.
         anchor: μ of a term μ/2·‖w − w_start‖² in the local loss, w_start the model the round started from; 0 is none.
         average: whether a client keeps and uploads the mean of its iterates over the second half of its local steps,
             of n those after steps ⌊n/2⌋ + 1 to n; statistics such as BatchNorm's keep their last value.
@@ -128,6 +131,7 @@ class Method:
     reconstruction: ClassVar[str] = ""
     keeps_uploads: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False
+    needs_only_mean: ClassVar[bool] = True
 
     registry = _registry  # without a type, or it would be sent along with every user's method, as a dataclass's field
 
@@ -136,6 +140,8 @@ class Method:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if {"combine", "weights"} & vars(cls).keys() and "needs_only_mean" not in vars(cls):
+            cls.needs_only_mean = False
         if "name" in cls.__dict__ and cls.name:
             if not cls.__module__.startswith(f"{methods.__name__}."):
                 import_modules()  # a user's method may not take the name of one of these

@@ -28,6 +28,7 @@ class FedAvg(Method):
     title = "FedAvg"
     about = "one global model, the mean of all clients' models"
     headline: ClassVar[Literal["received", "trained"]] = "received"
+    needs_only_mean = True
 
     weighting: Literal["uniform", "samples"] = option("uniform", "weights of the mean: equal, or by sample count")
 
