@@ -30,7 +30,7 @@ ROOMS = (
 OPTIONAL = {
     "flwr": {"flower", "deploy", "cli"},
     "ray": {"flower"},
-    "cryptography": {"deploy"},
+    "cryptography": {"deploy", "flower"},
     "plotly": {"report"},
     "jinja2": {"report"},
     "pandas": {"data", "report", "runs"},

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr.app")
 from fedc2i.core.errors import UserError
+from fedc2i.data.federation import Federation
 from fedc2i.deploy import sandbox
 from fedc2i.deploy.approval import CodeStore, sha256
 from fedc2i.deploy.audit import AuditLog
 from fedc2i.deploy.site_folder import make_site
-from support.helpers import call
+from support.helpers import call, write_arrays
 
 SOURCE = b"import os\nfrom torch import nn\nprint('\x1b[2Jgone')\n"
 
@@ -78,3 +80,25 @@ def test_a_site_in_a_folder_of_python_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match="which the process that handles data can read; move the site"):
         sandbox.require_out_of_reach(tmp_path / "north" / "site.key")
+
+
+def test_secure_aggregation_is_refused_before_anything_starts(
+    tmp_path: Path, make_federation: Callable[..., Federation]
+) -> None:
+    data, out = write_arrays(tmp_path / "arrays", make_federation((12, 9, 7))), tmp_path / "out"
+    local = ("--data", data, "--model", "lenet5", "--secure-aggregation", "--out", str(out))
+    shown = call("flower-local", "fedc2i", *local)
+    assert "fedc2i: its server needs each site's upload, and secure aggregation shows only the mean" in shown.err
+    shown = call("flower-local", "fedavg", "--sites", "2", *local)
+    assert "secure aggregation needs 3 sites or more in a round, and there are 2" in shown.err
+    assert not out.exists()
+    hub = str(tmp_path / "hub")
+    call("coordinator", "init", hub, "--host", "localhost")
+    for name in ("north", "south"):
+        call("site", "init", str(tmp_path / name), "--name", name, "--data", data, "--coordinator", "h:1", "--no-check")
+        call("coordinator", "admit", hub, str(tmp_path / name / f"{name}.csr"))
+    shown = call("coordinator", "start", hub, "fedavg", "--secure-aggregation")
+    assert "secure aggregation needs 3 sites or more in a round, and there are 2" in shown.err
+    shown = call("coordinator", "start", hub, "median", "--set", "secure_aggregation=true", "--min-sites", "1")
+    assert "secure aggregation" in shown.err
+    assert not (tmp_path / "hub" / "runs").exists()

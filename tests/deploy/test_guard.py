@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("flwr.app")
 from fakes import identity, look_at_once  # noqa: F401
-from guarded_sites import SITES, GuardedSites
+from guarded_sites import SITES, GuardedSites, quick  # noqa: F401
 
 from fedc2i import Federation, UserError
 from fedc2i.deploy import approval, sandbox
@@ -76,14 +76,6 @@ if here.name == "plugins":
     raise RuntimeError(f"reached: {done} of {len(attempts)}")
 """
 )
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedc2i.flower.connections._AGAIN", 0.0)
-    monkeypatch.setattr("fedc2i.flower.answer_collector.TRIES", 1)
-    monkeypatch.setattr("fedc2i.flower.answer_collector.PAUSE", 0.0)
-    monkeypatch.setattr("fedc2i.deploy.server_app.figures.draw_run", lambda result, folder: None)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("flwr.app")
 from fakes import identity, look_at_once  # noqa: F401
-from guarded_sites import GuardedSites
+from guarded_sites import GuardedSites, quick  # noqa: F401
 
 from fedc2i import Federation, UserError
 from fedc2i.deploy.audit import RENEWED, AuditLog
@@ -142,14 +142,6 @@ def test_settings_are_read_as_the_run_would_read_them() -> None:
 
 
 # Whole runs
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedc2i.flower.connections._AGAIN", 0.0)
-    monkeypatch.setattr("fedc2i.flower.answer_collector.TRIES", 1)
-    monkeypatch.setattr("fedc2i.flower.answer_collector.PAUSE", 0.0)
-    monkeypatch.setattr("fedc2i.deploy.server_app.figures.draw_run", lambda result, folder: None)
 
 
 def change_policy(folder: Path, **values: Any) -> None:

@@ -23,6 +23,7 @@ from fedc2i import UserError, run
 from fedc2i.core.options import flags, names, options_of
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
+from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.runs import plan as plans
 from fedc2i.runs.plan import Plan, prepare
@@ -328,7 +329,7 @@ def test_every_setting_is_declared_once_with_help() -> None:
             {"clients", "data", "data_dir", "data_seed", "drop", "image_size", "partition", "scale", "split", "target"},
         ),
         ({"engine": "inprocess"}, {"checkpoint_seconds", "clients_at_once", "executor", "workers"}),
-        ({"engine": "flower"}, {"deadline", "min_sites", "ray_address", "wire"}),
+        ({"engine": "flower"}, {"deadline", "min_sites", "ray_address", "secure_aggregation", "secure_range", "wire"}),
         ({"preset": True}, {"metric", "model", "rounds"}),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -363,6 +364,29 @@ def test_flags_of_a_command() -> None:
 def test_settings_of_another_engine(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         make(FedC2I, changed)
+
+
+@pytest.mark.parametrize(
+    ("method", "changed", "words"),
+    [
+        (
+            FedC2I,
+            {},
+            "fedc2i: its server needs each site's upload, and secure aggregation shows only the mean of all; allowed "
+            "are ditto, fedala, fedavg, fedbn, fedprox, fedrep, fedrod$",
+        ),
+        (FedAvg, {"engine": "inprocess"}, "secure_aggregation=True is for engine="),
+        (FedAvg, {"engine": "flower-sim"}, "secure_aggregation is for real sites"),
+        (FedAvg, {"topology": "ring"}, "topology=ring: with secure aggregation only full is allowed"),
+        (FedAvg, {"wire": "float16"}, "wire=float16: with secure aggregation only float32 is allowed"),
+        (FedAvg, {"norm_bound": 5.0}, "norm_bound=5 cannot be checked under secure aggregation; use 0"),
+        (FedAvg, {"secure_range": 0.0}, "secure_range must be"),
+    ],
+)
+def test_what_secure_aggregation_excludes(method: type[Method], changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make(method, {"engine": "flower", "secure_aggregation": True, **changed})
+    assert make(FedAvg, {"engine": "flower", "secure_aggregation": "true"}).secure_aggregation
 
 
 def test_no_list_of_setting_names_is_kept_by_hand() -> None:

@@ -175,10 +175,11 @@ def start(
     policy, values = split_policy(values_of(settings, set_), min_sites=LEAST_SITES)
     if len(keys) < policy.min_sites:
         raise UserError(f"{len(keys)} of at least {policy.min_sites} sites (--min-sites) are admitted")
+    policy.check(len(keys))
     job = Job(
         Path(),
         site_runs.absolute(method),
-        site_runs.settings_of(method, values),
+        site_runs.settings_of(method, values, policy),
         tuple(keys),
         keys=keys,
         classes=tuple(filter(None, (classes or "").split(","))),

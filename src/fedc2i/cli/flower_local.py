@@ -65,6 +65,7 @@ def flower_local(
     prepare([method], {**sent, **policy.settings()}, federation)
     if policy.min_sites > count:
         raise UserError(f"--min-sites must be 1..{count}, the number of sites, got {policy.min_sites}")
+    policy.check(plan.config.participants(count))
     if keep is not None and keep.exists():
         raise UserError(f"{keep}: exists already; choose another --keep or remove it")
     for line in federation.describe():

@@ -54,7 +54,8 @@ def setting_flags(command: Command) -> Callable[[Callable[..., None]], Callable[
                 parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
                 continue
             for flag in offered:
-                kind = Annotated[str | None, typer.Option(flag.flag, help=flag.help, show_default=False)]
+                about = typer.Option(flag.flag, help=flag.help, show_default=False)
+                kind: Any = Annotated[bool | None, about] if flag.is_switch else Annotated[str | None, about]
                 parameters.append(
                     inspect.Parameter(flag.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
                 )
@@ -62,7 +63,8 @@ def setting_flags(command: Command) -> Callable[[Callable[..., None]], Callable[
         @functools.wraps(function)
         def with_flags(**given: Any) -> None:
             used = {flag.name: given.pop(flag.name) for flag in offered}
-            function(settings={name: value for name, value in used.items() if value is not None}, **given)
+            texts = {name: "true" if value is True else value for name, value in used.items() if value is not None}
+            function(settings=texts, **given)
 
         with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         with_flags.__annotations__ = {own.name: own.annotation for own in parameters}

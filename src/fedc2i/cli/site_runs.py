@@ -15,6 +15,7 @@ from fedc2i.runs.settings import RunSettings, make
 
 if TYPE_CHECKING:
     from fedc2i.deploy.job import Job
+    from fedc2i.flower.answer_collector import Policy
 
 MethodName = Annotated[str, typer.Argument(metavar="METHOD", help="A method's name, with options, or FILE.py:CLASS.")]
 
@@ -32,8 +33,10 @@ def without_data(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names(RunSettings, scope="data")}
 
 
-def settings_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
+def settings_of(method: str, values: dict[str, Any], policy: Policy) -> dict[str, Any]:
     """Settings of a run over sites that have their own data, checked as far as that is possible without the data.
+
+    ``policy`` has those that are the coordinator's own.
 
     Raises:
         UserError: for a setting that is unknown, wrong, or says where data lies; for a file that needs others.
@@ -46,7 +49,7 @@ def settings_of(method: str, values: dict[str, Any]) -> dict[str, Any]:
         if values.get(name) is not None:
             raise UserError(f"{name} is set by each site, in its site.toml")
     kind, name, own = parse_method(method)
-    config = make(kind, {**values, **own, "method": name, "engine": "flower"})
+    config = make(kind, {**values, **own, "method": name, **policy.settings()})
     kind(**config.options)
     return absolute_settings(values)
 

@@ -87,6 +87,7 @@ class Flag:
     name: str
     flag: str
     help: str
+    is_switch: bool = False  # it has no value: given, it means true
 
 
 def option(default: Any, about: str, *, effect: Effect | None = None, **limits: float) -> Any:
@@ -133,7 +134,12 @@ def flags(cls: type, command: Command) -> tuple[Flag, ...]:
     """The flags that a command has for settings; ``site`` has one for each that is about data."""
     about = {field.name: field.metadata.get("about", "") for field in dataclasses.fields(cls)}
     return tuple(
-        Flag(name, f"--{name.replace('_', '-')}", effect.flag_help or f"{about[name][0].upper()}{about[name][1:]}.")
+        Flag(
+            name,
+            f"--{name.replace('_', '-')}",
+            effect.flag_help or f"{about[name][0].upper()}{about[name][1:]}.",
+            type_hints(cls)[name] is bool,
+        )
         for name, effect in effects(cls).items()
         if command in effect.flags or (command == "site" and effect.scope == "data")
     )

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,27 @@ def check_course(entries: Iterable[Entry], run: str, terms: str, round: int) -> 
     uploads = {entry["upload"] for entry in own if entry["round"] == round and entry["upload"]}
     if len(uploads) >= AGAIN:
         raise UserError(f"round {round} of run {one_line(run, 100)} was answered with {AGAIN} uploads, and has no more")
+
+
+def check_sum(entries: Iterable[Entry], run: str, round: int, active: Any) -> list[int]:
+    """The sites of a sum that is to be unmasked.
+
+    Raises:
+        UserError: if the round was unmasked with other sites: the difference would show single uploads.
+    """
+    sites = sorted(active) if isinstance(active, list) and all(type(one) is int for one in active) else []
+    for entry in entries:
+        same = entry["event"] == TASK and (entry.get("run"), entry.get("round")) == (run, round)
+        if same and entry["outcome"] == SENT and entry.get("sum", sites) != sites:
+            raise UserError(
+                f"round {round} of run {one_line(run, 100)} was unmasked with sites {_counted(entry['sum'])}, and with "
+                f"{_counted(sites)} the difference would show uploads; it needs those again, or a new run"
+            )
+    return sites
+
+
+def _counted(sites: Sequence[int]) -> str:
+    return ", ".join(str(site + 1) for site in sites)
 
 
 def account() -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,21 @@ from flwr.app import RecordDict
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.deploy import sandbox
 from fedc2i.deploy.approval import CodeStore, installed_code, own_files_in, sha256, unpacked
-from fedc2i.deploy.audit import SENT, TASK, AuditLog, check_course, spent
+from fedc2i.deploy.audit import SENT, TASK, AuditLog, Entry, check_course, check_sum, spent
 from fedc2i.deploy.run_description import RunTerms, read_terms
 from fedc2i.deploy.site_folder import SiteFolder, read_site
 from fedc2i.deploy.worker import Request, Worker
 from fedc2i.engine.clip_noise import run_secret
-from fedc2i.flower.message_format import GREETING, MOST_REASON, Answer, Introduction, Task, failure
+from fedc2i.flower.masking import COLLECT, SETUP, SHARE, UNMASK
+from fedc2i.flower.message_format import GREETING, MASKING, MOST_REASON, Answer, Introduction, Task, failure, masking_of
+from fedc2i.flower.secure_site import SecureSite
 from fedc2i.flower.site import complain
 from fedc2i.flower.site_models import run_folder
 
 OVERHEAD = 2**20  # bytes of an answer besides its tensors
 INTRODUCTION = "introduction"  # an event of the log
+MASKS = "masks.bin"  # the secrets of the present round under secure aggregation
+KEYS = (SETUP, SHARE)  # stages in which nothing of the data leaves; the log has only their refusals
 
 
 class Guard:
@@ -59,7 +63,8 @@ class Guard:
                     found = self._introduce(Request(str(self._folder), kind), content)
                 else:
                     found = self._work(site, kind, content, root, told)
-                self._write(event, {**told, "outcome": SENT})
+                if told.get("stage") not in KEYS:
+                    self._write(event, {**told, "outcome": SENT})
                 return found
         except UserError as error:
             return self._refuse(event, told, str(error))
@@ -87,15 +92,59 @@ class Guard:
         site.policy.check_task(task, terms, spent(entries), datetime.now())
         check_course(entries, task.run, told["terms"], task.round if task.train else -1)
         models = run_folder(site.state, task.run)
-        models.mkdir(parents=True, exist_ok=True)
-        key = run_secret(site.state, task.run).hex() if terms.noise else ""
-        request = Request(str(self._folder), kind, str(root or ""), str(models), key)
-        found = self._worker.ask(request, content, site.policy.most_bytes + OVERHEAD)
-        answer = site.policy.filtered(Answer.from_record(found), terms.noise)
-        told |= _sent(answer, found, task.train)
+        asked = masking_of(content)
+        content.pop(MASKING, None)  # no business of the worker's
+
+        def work() -> Answer:
+            models.mkdir(parents=True, exist_ok=True)
+            key = run_secret(site.state, task.run).hex() if terms.noise else ""
+            request = Request(str(self._folder), kind, str(root or ""), str(models), key)
+            found = self._worker.ask(request, content, site.policy.most_bytes + OVERHEAD)
+            return site.policy.filtered(Answer.from_record(found), terms.noise)
+
+        if terms.secure_aggregation:
+            answer = self._masked(site, task, terms, asked, entries, work, told)
+        else:
+            answer = work()
+            told |= _sent(answer, _digest(answer) if task.train else "")
         total = spent([*entries, {**told, "event": TASK, "outcome": SENT}], renewed=False).epsilon()
         told["epsilon"] = total if math.isfinite(total) else None
         return answer.to_record(task.half)
+
+    def _masked(
+        self,
+        site: SiteFolder,
+        task: Task,
+        terms: RunTerms,
+        asked: Mapping[str, Any],
+        entries: Sequence[Entry],
+        work: Callable[[], Answer],
+        told: dict[str, Any],
+    ) -> Answer:
+        """The answer to a task of a run with secure aggregation, whose uploads leave only under masks."""
+        secure = SecureSite(self._folder / MASKS, task.run, site.policy.secure_aggregation, terms.secure_range)
+        stage = str(asked.get("stage", ""))
+        if task.train != (stage == COLLECT):
+            raise UserError("the run is one with secure aggregation, and this task is not")
+        if not asked:
+            secure.forget()  # the secrets of the last round
+            answer = replace(work(), report={})
+            told |= _sent(answer, "")
+            return answer
+        told["stage"] = stage
+        if stage == UNMASK:
+            told["sum"] = check_sum(entries, task.run, task.round, asked.get("active"))
+        hashed = ""
+
+        def train() -> Answer:
+            nonlocal hashed
+            answer = work()
+            hashed = _digest(answer)
+            return answer
+
+        answer = secure.answer(task.round, asked, train)
+        told |= _sent(answer, hashed)
+        return answer
 
     def _refuse(self, event: str, told: Mapping[str, Any], reason: str) -> RecordDict:
         complain(reason)
@@ -118,13 +167,16 @@ def _described(terms: RunTerms) -> dict[str, Any]:
     return {name: value for name, value in asdict(terms).items() if name != "attack" or value}
 
 
-def _sent(answer: Answer, record: RecordDict, train: bool) -> dict[str, Any]:
-    """What a line says about an answer: bytes by tensor, names of scores, and a hash of the upload."""
+def _sent(answer: Answer, upload: str) -> dict[str, Any]:
+    """What a line says about an answer: bytes by tensor, names of scores, and a hash of the upload, before masks."""
     parts = {"upload": answer.upload, "report": answer.report}
     tensors = {f"{part}/{name}": own.nbytes for part, found in parts.items() for name, own in found.items()}
     scores = sorted({f"{point}.{name}" for point, own in answer.metrics.items() for name in own})
+    return {"bytes": tensors, "total": answer.bytes, "scores": scores, "upload": upload}
+
+
+def _digest(answer: Answer) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(answer.upload.items()):
         digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode() + tensor.numpy().tobytes())
-    upload = digest.hexdigest() if train and answer.upload else ""
-    return {"bytes": tensors, "total": answer.bytes, "scores": scores, "upload": upload}
+    return digest.hexdigest() if answer.upload else ""

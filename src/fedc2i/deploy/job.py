@@ -53,6 +53,7 @@ class Job:
     def digest(self) -> str:
         """Changes with what decides the numbers."""
         decided = [self.method, dict(self.settings), self.sites, self.classes, self.policy.half]
+        decided += [self.policy.secure_range] if self.policy.secure else []
         return hashlib.sha256(json.dumps(decided, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     @property
@@ -122,5 +123,11 @@ def split_policy(values: Mapping[str, Any], **defaults: Any) -> tuple[Policy, di
     own = names(RunSettings, engine="flower", scope="run")
     chosen = {name: value for name, value in values.items() if name in own}
     config = make(FedAvg, {"engine": "flower", **defaults, **chosen})
-    policy = Policy(config.deadline, config.min_sites, config.wire == "float16")
+    policy = Policy(
+        config.deadline,
+        config.min_sites,
+        config.wire == "float16",
+        secure=config.secure_aggregation,
+        secure_range=config.secure_range,
+    )
     return policy, {name: value for name, value in values.items() if name not in own}

@@ -18,6 +18,7 @@ from fedc2i.core.options import describe, type_hints
 from fedc2i.deploy.run_description import RunTerms
 from fedc2i.engine import accountant
 from fedc2i.engine.clip_noise import COUNTS
+from fedc2i.flower.masking import LEAST
 from fedc2i.flower.message_format import Answer, Task
 from fedc2i.methods.messages import model_name
 
@@ -38,6 +39,7 @@ least_noise = 0.0           # noise multiplier; above 0 also refuses files, whos
 scores = "without-noise"    # accuracies and losses leave: "always", "without-noise" or "never"
 class_counts = false        # whether counts of samples by class, and which classes there are, may leave
 prototypes = false          # whether means of features by class may leave
+secure_aggregation = 0      # uploads leave only masked, in a mean of this many sites or more, 3 at least; 0: always
 attacks = false             # whether a run may make this site attack it, for rehearsals
 runs = 100                  # runs (each seed is one) until `fedc2i site renew`; 0: no limit
 epsilon = 0.0               # total ε until `fedc2i site renew`; above 0 also refuses uploads without noise
@@ -76,6 +78,7 @@ class SitePolicy:
     scores: Literal["always", "without-noise", "never"] = "without-noise"
     class_counts: bool = False
     prototypes: bool = False
+    secure_aggregation: int = 0
     attacks: bool = False
     runs: int = 100
     epsilon: float = 0.0
@@ -98,6 +101,8 @@ class SitePolicy:
         made = cls(**given)
         if made.hours and not _HOURS.fullmatch(made.hours):
             raise UserError(f"{where}: policy.hours must be such as 18:00-06:00, got '{one_line(made.hours, 60)}'")
+        if 0 < made.secure_aggregation < LEAST:
+            raise UserError(f"{where}: policy.secure_aggregation must be {LEAST} or more sites, or 0")
         return made
 
     def to_toml(self) -> dict[str, Any]:
@@ -123,6 +128,10 @@ class SitePolicy:
             raise UserError(f"its policy allows no method or model from a file (files), and the run has {named}")
         if self.least_noise:
             raise UserError(f"its policy asks for noise (least_noise), which the code in {named} could leave out")
+        if self.secure_aggregation:
+            raise UserError(
+                f"its policy asks for masked uploads (secure_aggregation), which {named} could evade by scores"
+            )
         if lacks and self.sandbox == "required":
             raise UserError(f"its policy asks for a sandbox for {named}, and its machine lacks {', '.join(lacks)}")
 
@@ -135,6 +144,10 @@ class SitePolicy:
             raise UserError(f"its policy asks for clip of at most {self.largest_clip:g}, the run has {terms.clip:g}")
         if not terms.noise >= self.least_noise:
             raise UserError(f"its policy asks for noise of at least {self.least_noise:g}, the run has {terms.noise:g}")
+        if self.secure_aggregation and not terms.secure_aggregation:
+            raise UserError(
+                "its policy lets uploads leave only masked (secure_aggregation); the run needs --secure-aggregation"
+            )
         if terms.attack and not self.attacks:
             raise UserError("its policy allows no run with attack")
         if self.hours and not self._is_open(now):

@@ -118,6 +118,8 @@ class RunTerms:
     noise: float
     attack: str
     settings: str  # all that were given, as JSON
+    secure_aggregation: bool = False
+    secure_range: float = 64.0
 
 
 def read_terms(text: str) -> RunTerms:
@@ -135,7 +137,16 @@ def read_terms(text: str) -> RunTerms:
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(f"the run's description is not valid ({reason})") from None
     return RunTerms(
-        name, str(config.model), config.seeds[0], config.rounds, config.clip, config.noise, config.attack, given
+        name,
+        str(config.model),
+        config.seeds[0],
+        config.rounds,
+        config.clip,
+        config.noise,
+        config.attack,
+        given,
+        config.secure_aggregation,
+        config.secure_range,
     )
 
 

@@ -84,6 +84,8 @@ def _run_job(grid: Grid, job: Job, say: Say) -> Result:
     planned = accountant.cost(plan.config, len(federation.names), released=True)
     if planned is not None:
         say(f"privacy: {planned}")
+    if job.policy.secure:
+        say("secure aggregation: uploads are masked, and only their mean is seen here; norm_bound is not checked")
     began, metric = time.monotonic(), plan.config.metric
 
     def coordinator(seed: int) -> Coordinator:

@@ -12,6 +12,7 @@ from flwr.app import RecordDict
 
 from fedc2i.core.errors import UserError
 from fedc2i.flower.connections import Reply, SiteConnections
+from fedc2i.flower.masking import LEAST
 from fedc2i.flower.message_format import Answer, Task
 
 AGAIN = 2  # times that a site is asked again in a round when a message was lost
@@ -28,11 +29,24 @@ class Policy:
     min_sites: int = 1  # number of answers that a round needs
     half: bool = False  # whether models travel as float16
     poll: float = 0.25  # seconds between looks for replies
+    secure: bool = False  # whether uploads travel under masks, and only their mean is seen
+    secure_range: float = 64.0  # the largest number in an upload then
+
+    def check(self, sites: int) -> None:
+        """Raises a `UserError` if a round has too few sites for secure aggregation."""
+        if self.secure and sites < LEAST:
+            raise UserError(f"secure aggregation needs {LEAST} sites or more in a round, and there are {sites}")
 
     def settings(self) -> dict[str, Any]:
         """The same as settings of a run."""
-        wire = "float16" if self.half else "float32"
-        return {"engine": "flower", "wire": wire, "deadline": self.deadline, "min_sites": self.min_sites}
+        return {
+            "engine": "flower",
+            "wire": "float16" if self.half else "float32",
+            "deadline": self.deadline,
+            "min_sites": self.min_sites,
+            "secure_aggregation": self.secure,
+            "secure_range": self.secure_range,
+        }
 
 
 @dataclass
@@ -72,18 +86,19 @@ class AnswerCollector:
         self._missing: dict[str, int] = {}  # sites, and the round since which each is missing
 
     def collect(
-        self, number: int, tasks: Mapping[int, Task], content: Callable[[int], RecordDict]
+        self, number: int, tasks: Mapping[int, Task], content: Callable[[int], RecordDict], needed: int | None = None
     ) -> dict[int, Answer]:
         """The answers to a round that arrive in time, by client.
 
-        ``content`` gives a client's task with its tensors, made when it is sent. Raises a `UserError` if too few sites
-        answer for too long.
+        ``content`` gives a client's task with its tensors, made when it is sent. ``needed`` is the number of answers
+        without which it does not end; by default the policy's. Raises a `UserError` if too few sites answer for too
+        long.
         """
         self._serial += 1
         began, tries, hopeless = time.monotonic(), 1, 0
         until = began + self._policy.deadline
         trains = sum(task.train for task in tasks.values())
-        needed = min(self._policy.min_sites, trains or len(tasks))
+        needed = min(self._policy.min_sites if needed is None else needed, trains or len(tasks))
         now = _Progress(set(tasks))
         while True:
             self._send(number, now, content)

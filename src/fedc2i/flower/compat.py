@@ -313,3 +313,107 @@ def _reason(error: Any) -> str:
     if known is None:
         return f"HTTP {error.response.status_code} {one_line(error.response.text)}".strip()
     return one_line(f"{known.message} {known.public_details or ''}", 500)
+
+
+# Secure aggregation
+
+_SECAGG, _SECAGG_STATE = "secaggplus_configs", "secaggplus_state"  # records of a message and of a node
+Stream = Callable[[bytes, int], Any]  # the mask of a secret, as this many numbers
+
+
+def _secagg(
+    stage: str, state: Any, site: int, values: Mapping[str, Any], numbers: Any = None, stream: Stream | None = None
+) -> dict[str, Any]:
+    """A site's part in one stage of Flower's SecAgg+; ``state``, a record of a node, holds its secrets meanwhile."""
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+    module = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
+    module.pseudo_rand_gen = partial(_masks, stream)  # type: ignore[attr-defined]
+    content = RecordDict({_SECAGG: ConfigRecord({"stage": stage, **values})})
+    message = Message(content, dst_node_id=site, message_type="train")
+    try:
+        reply = module.secaggplus_mod(message, Context(0, site, {}, state, {}), lambda *_: _upload(numbers, message))
+    except UserError:
+        raise
+    except Exception as error:  # Flower raises several kinds; its words may quote what came from outside
+        raise UserError(f"secure aggregation failed ({type(error).__name__}: {one_line(error)})") from None
+    return dict(reply.content[_SECAGG])
+
+
+def secagg_setup(state: Any, site: int) -> tuple[bytes, bytes]:
+    """Makes the site's two pairs of keys; returns the public ones."""
+    numbers = {"sample_num": 0, "share_num": 0, "threshold": 0, "target_range": 0, "mod_range": 2**32}
+    found = _secagg("setup", state, site, {**numbers, "clipping_range": 0.0, "max_weight": 1.0})
+    return found["pk1"], found["pk2"]
+
+
+def secagg_share(
+    state: Any, site: int, keys: Mapping[int, tuple[bytes, bytes]], threshold: int, levels: int
+) -> tuple[list[int], list[bytes]]:
+    """Shares of the site's secrets for the others, encrypted."""
+    sizes = {"sample_num": len(keys), "share_num": len(keys), "threshold": threshold, "target_range": levels}
+    state[_SECAGG_STATE].update({**sizes, "clipping_range": levels / 2})
+    found = _secagg("share_keys", state, site, {str(number): list(pair) for number, pair in keys.items()})
+    return found["dsts"], found["ctxts"]
+
+
+def secagg_mask(
+    state: Any, site: int, sources: Sequence[int], ciphertexts: Sequence[bytes], numbers: Any, stream: Stream
+) -> Any:
+    """Whole numbers from -levels/2 to levels/2 under the site's masks, preceded by one more; all below 2³²."""
+    import numpy as np
+    from flwr.common import bytes_to_ndarray
+
+    values = {"srcs": list(sources), "ctxts": list(ciphertexts)}
+    found = _secagg("collect_masked_vectors", state, site, values, numbers, stream)
+    return np.concatenate([bytes_to_ndarray(part) for part in found["masked_params"]])
+
+
+def secagg_unmask(
+    state: Any, site: int, active: Sequence[int], dropped: Sequence[int]
+) -> tuple[list[int], list[bytes]]:
+    """Shares of the private masks of active sites and of the keys of those that have dropped out."""
+    found = _secagg("unmask", state, site, {"active_nids": list(active), "dead_nids": list(dropped)})
+    return found["nids"], found["shares"]
+
+
+def _masks(stream: Stream | None, secret: bytes, _: int, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """In place of Flower's generator, whose seed has 32 bits."""
+    assert stream is not None  # given for the one stage that has masks
+    sizes = [shape[0] for shape in shapes]  # all are flat
+    found, low = stream(secret, sum(sizes)), 0
+    parts = []
+    for size in sizes:
+        parts.append(found[low : low + size])
+        low += size
+    return parts
+
+
+def _upload(numbers: Any, message: Any) -> Any:
+    from flwr.app import Message
+    from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
+    from flwr.compat.common.recorddict_compat import fitres_to_recorddict
+
+    result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters([numbers]), 1, {})
+    return Message(fitres_to_recorddict(result, False), reply_to=message)
+
+
+def secagg_secret(shares: Sequence[bytes]) -> bytes:
+    """A secret from enough of its shares; raises a `UserError` if they do not fit together."""
+    from flwr.common.secure_aggregation.crypto.shamir import combine_shares
+
+    try:
+        return bytes(combine_shares(list(shares)))
+    except (ValueError, IndexError, TypeError) as error:
+        raise UserError(f"shares that do not fit together ({one_line(error)})") from None
+
+
+def secagg_pair_secret(private: bytes, public: bytes) -> bytes:
+    """What two sites derive their common mask from; raises a `UserError` for bytes that are no keys."""
+    from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
+    from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
+
+    try:
+        return bytes(generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public)))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"a key that is none ({one_line(error)})") from None

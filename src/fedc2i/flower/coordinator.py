@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedc2i.core.errors import UserError
@@ -27,7 +27,9 @@ from fedc2i.flower import wire
 from fedc2i.flower.answer_collector import AnswerCollector, Policy
 from fedc2i.flower.connections import SiteConnections
 from fedc2i.flower.message_format import Answer, Task, agreed
+from fedc2i.flower.secure_round import Requests, SecureRound
 from fedc2i.flower.site import Assignment
+from fedc2i.methods.messages import Uploads
 
 MOST_TIMES = 10  # a site's sample count, compared with the median of the others
 Shapes = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, type and shape of each tensor
@@ -60,6 +62,7 @@ class Coordinator:
         self._connections = connections
         connections.forget()
         self._context, self._settings = assignment.context, assignment.settings
+        policy.check(self._settings.participants(len(self._names)))
         self._classes = len(federation.classes)
         self._expected = self._expect(federation)
         self._collector = AnswerCollector(
@@ -137,9 +140,14 @@ class Coordinator:
         due, incomplete = self._settings.is_due(number), opened is not None and self._reported < opened.round
         due_before = incomplete and self._settings.is_due(number - 1)
         chosen = exchange.choose(number)
-        asked = range(len(self._names)) if due or due_before else chosen
-        answers = self._ask(number, {m: self._task(m, number, m in chosen, due_before, due) for m in asked})
-        sent = {m: answers[m] for m in chosen if m in answers}
+
+        def tasks(trained: Collection[int]) -> dict[int, Task]:
+            asked = range(len(self._names)) if due or due_before else trained
+            return {m: self._task(m, number, m in trained, due_before, due) for m in asked}
+
+        secure = self._secure_round(number) if self._policy.secure else None
+        answers = self._ask(number, tasks(chosen)) if secure is None else secure.collect(chosen, tasks)
+        sent = {m: answers[m] for m in chosen if m in answers and (secure is None or answers[m].upload)}
         seconds = time.perf_counter() - began
         if opened is not None:
             if incomplete:
@@ -152,7 +160,8 @@ class Coordinator:
         self._packed = self._pack()
         metrics: dict[Point, Metrics] = {"trained": self._metrics(answers, "trained")} if due else {}
         bytes_up = sum(answer.bytes for answer in sent.values()) // max(1, len(sent))
-        bytes_down = sum(wire.size(part) for m in sent for part in self._packed(m)) // max(1, len(sent))
+        bytes_down = sum(wire.size(part) for m in sent for part in self._packed(m))
+        bytes_down = (bytes_down + (0 if secure is None else secure.bytes_down)) // max(1, len(sent))
         self._open = exchange.report(number, seconds, tuple(sent), metrics, (), rejected, bytes_up, bytes_down)
 
     def _evaluate(self, opened: Round) -> Round:
@@ -173,8 +182,32 @@ class Coordinator:
 
     # Messages to and from sites.
 
-    def _ask(self, number: int, tasks: Mapping[int, Task]) -> dict[int, Answer]:
-        answers = self._collector.collect(number, tasks, lambda m: tasks[m].to_record(*self._packed(m)))
+    def _secure_round(self, number: int) -> SecureRound:
+        policy = self._policy
+
+        def weights(clients: Sequence[int]) -> list[float]:
+            samples = self._samples[list(clients)]
+            uploads = Uploads({}, tuple(clients), samples, torch.zeros_like(samples), number)
+            return [float(own) for own in self._context.method.weights(uploads)]
+
+        how = policy.min_sites, policy.secure_range, self._say
+        return SecureRound(self._run, number, self._names, self._ask, self._expected, weights, *how)
+
+    def _ask(
+        self,
+        number: int,
+        tasks: Mapping[int, Task],
+        requests: Requests | None = None,
+        needed: int | None = None,
+    ) -> dict[int, Answer]:
+        """Collects answers; ``requests`` are of a stage of secure aggregation, which needs no tensors to prepare."""
+
+        def content(m: int) -> RecordDict:
+            stage = (requests or {}).get(m)
+            tensors = self._packed(m) if stage is None or tasks[m].train else (wire.pack({}), wire.pack({}))
+            return tasks[m].to_record(*tensors, stage)
+
+        answers = self._collector.collect(number, tasks, content, needed)
         claimed = self._samples.clone()
         for client in answers:
             claimed[client] = self._connections.sites[self._names[client]].samples["train"]
@@ -203,12 +236,14 @@ class Coordinator:
         return Task(self._run, number, exchange, position, train, received, trained, self._policy.half, self._setup)
 
     def _is_usable(self, answer: Answer) -> bool:
+        if self._policy.secure:  # it says nothing
+            return bool(answer.upload)
         fits = _shapes(answer.upload) == self._expected
         return fits and bool(finite(stack([answer.upload])).all()) if answer.upload else fits
 
     def _take_late(self, client: int, answer: Answer, number: int) -> bool:
         """Takes an upload of an earlier round, unless the mailbox has a newer one."""
-        newer = bool(answer.upload) and number > self._exchange.mailbox.sent[client]
+        newer = bool(answer.upload) and number > self._exchange.mailbox.sent[client] and not self._policy.secure
         return newer and not self._take({client: answer}, number) and self._context.method.keeps_uploads
 
     def _take(self, answers: Mapping[int, Answer], number: int) -> dict[int, str]:

@@ -36,6 +36,7 @@ MOST_METRICS = 64  # scores in an answer
 MOST_REPORTS = 32  # diagnostics of a site
 REPORT = re.compile(r"[a-z][a-z0-9_]{0,39}")  # the name of one
 MOST_REASON = 500  # letters
+MASKING = "masking"  # the record of a message under secure aggregation
 _SPLITS = ("train", "validation", "test")
 
 
@@ -53,9 +54,12 @@ class Task:
     half: bool  # whether uploads travel as float16
     setup: str  # method, model and settings of the run, as JSON
 
-    def to_record(self, shared: ArrayRecord, personal: ArrayRecord) -> RecordDict:
-        """The message, with the tensors for all sites and those for this site alone."""
-        return RecordDict({"task": ConfigRecord(asdict(self)), "shared": shared, "personal": personal})
+    def to_record(
+        self, shared: ArrayRecord, personal: ArrayRecord, masking: Mapping[str, Any] | None = None
+    ) -> RecordDict:
+        """The message, with the tensors for all sites, those for this site alone, and a stage of secure aggregation."""
+        content = RecordDict({"task": ConfigRecord(asdict(self)), "shared": shared, "personal": personal})
+        return content if masking is None else _with_masking(content, masking)
 
     @classmethod
     def from_record(cls, content: RecordDict) -> tuple[Task, Params]:
@@ -79,6 +83,7 @@ class Answer:
     report: Params = field(default_factory=dict)  # diagnostics of the exchange
     metrics: Mapping[Point, Mapping[str, float]] = field(default_factory=dict)  # on the site's own data
     bytes: int = 0  # of the tensors in the message
+    masking: Mapping[str, Any] = field(default_factory=dict)  # a site's part in a stage of secure aggregation
 
     def to_record(self, half: bool) -> RecordDict:
         """The content of a reply."""
@@ -86,7 +91,8 @@ class Answer:
             f"{point}.{name}": value for point, own in self.metrics.items() for name, value in own.items()
         }
         tensors = {"upload": wire.pack(self.upload, half), "report": wire.pack(self.report)}
-        return RecordDict({**tensors, "metrics": MetricRecord(scores)})
+        content = RecordDict({**tensors, "metrics": MetricRecord(scores)})
+        return _with_masking(content, self.masking) if self.masking else content
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Answer:
@@ -107,9 +113,26 @@ class Answer:
             if len(report) > MOST_REPORTS or not all(REPORT.fullmatch(name) for name in report):
                 raise ValueError("names of diagnostics that are not allowed")
             size = wire.size(content["upload"]) + wire.size(content["report"])  # type: ignore[arg-type]
-            return cls(upload, report, metrics, size)
+            masking = masking_of(content)
+            return cls(upload, report, metrics, size + masking_size(masking), masking)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise UserError(f"its answer is not valid ({_named(error)})") from None
+
+
+def _with_masking(content: RecordDict, masking: Mapping[str, Any]) -> RecordDict:
+    content[MASKING] = ConfigRecord(dict(masking))
+    return content
+
+
+def masking_of(content: RecordDict) -> dict[str, Any]:
+    """The stage of secure aggregation that a message belongs to; empty if it belongs to none."""
+    return dict(content[MASKING]) if MASKING in content else {}
+
+
+def masking_size(masking: Mapping[str, Any]) -> int:
+    """The bytes in it: keys and shares, and eight for every number."""
+    values = [one for value in masking.values() for one in (value if isinstance(value, list) else [value])]
+    return sum(len(one) if isinstance(one, bytes | str) else 8 for one in values)
 
 
 def _named(error: Exception) -> str:

@@ -24,7 +24,7 @@ from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.clip_noise import run_secret
 from fedc2i.engine.records import Point
 from fedc2i.engine.upload import process
-from fedc2i.flower.message_format import GREETING, MOST_REASON, Answer, Introduction, Task, failure
+from fedc2i.flower.message_format import GREETING, MOST_REASON, Answer, Introduction, Task, failure, masking_of
 from fedc2i.flower.site_models import ContextMemory, FolderMemory, Memory, Predictor
 from fedc2i.models.model import Model
 from fedc2i.models.validation import validate
@@ -161,6 +161,8 @@ def answer(
             complain(f"the coordinator rejects this site: {reason}")
         return home.introduction().to_record()
     task, received = Task.from_record(content)
+    if masking_of(content):
+        raise UserError("secure aggregation needs a site of `fedc2i site start`")
     assignment, classes = find_assignment(task)
     home = home.encoded(assignment.schema)
     model = assignment.context.model

@@ -271,12 +271,14 @@ def reconstructions(results: Sequence[Result]) -> list[str]:
 
 
 def privacy_costs(results: Sequence[Result]) -> list[str]:
-    """A line for every ε among results whose uploads were clipped."""
+    """A line for every ε among results whose uploads were clipped, and one for those whose uploads were masked."""
     found: dict[str, list[str]] = {}
     for result in results:
         if result.privacy is not None:
             found.setdefault(str(result.privacy), []).append(result.label)
-    return [f"Privacy of {_listed(labels)}: {text}." for text, labels in found.items()]
+    costs = [f"Privacy of {_listed(labels)}: {text}." for text, labels in found.items()]
+    masked = [result.label for result in results if result.config.secure_aggregation]
+    return [*costs, f"Secure aggregation of {_listed(masked)}: only the mean of uploads was seen."] if masked else costs
 
 
 def _attackers(by_seed: Mapping[int, Mapping[str, Sequence[str]]]) -> str:

@@ -341,6 +341,7 @@ def summary(result: Result) -> dict[str, Any]:
         ],
         **({"attack": config.attack, "attackers": attackers} if attackers else {}),
         "privacy": None if spent is None else spent.to_json(),
+        **({"secure_aggregation": True} if config.secure_aggregation else {}),
         **({"asked_again": asked_again} if asked_again else {}),
         "refused_uploads": result.refused,
         "notes": list(federation.notes),

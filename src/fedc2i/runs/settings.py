@@ -138,6 +138,19 @@ class RunSettings(EngineSettings):
         engine="flower",
         flags=("flower-local", "coordinator"),
     )
+    secure_aggregation: bool = setting(
+        False,
+        "at real sites: masks on uploads, so that the coordinator sees only their mean; for methods that need no more",
+        engine="flower",
+        flags=("flower-local", "coordinator"),
+    )
+    secure_range: float = setting(
+        64.0,
+        "with secure aggregation: the largest number in an upload; with a larger range the mean is less precise",
+        above=0,
+        below=1e9,
+        engine="flower",
+    )
     checkpoint_seconds: float = setting(
         30.0,
         "seconds between checkpoints, which `fedc2i resume` continues from: at most so much computing is lost, and the "
@@ -167,6 +180,19 @@ class RunSettings(EngineSettings):
             if getattr(self, name) != defaults[name]:
                 allowed = "flower-sim and real sites" if here else "inprocess"
                 raise UserError(f"{name}={getattr(self, name)} is for engine={allowed}")
+        if self.secure_aggregation:
+            self._check_secure(defaults)
+
+    def _check_secure(self, defaults: Mapping[str, Any]) -> None:
+        """Raises a `UserError` for what a coordinator that sees no single upload cannot do."""
+        if self.engine != "flower":
+            raise UserError("secure_aggregation is for real sites; virtual ones share a machine, and hide nothing")
+        needed = {"topology": "full", "wire": "float32"}
+        for name, only in needed.items():
+            if getattr(self, name) != only:
+                raise UserError(f"{name}={getattr(self, name)}: with secure aggregation only {only} is allowed")
+        if self.norm_bound not in (0, defaults["norm_bound"]):
+            raise UserError(f"norm_bound={self.norm_bound:g} cannot be checked under secure aggregation; use 0")
 
     def with_preset(self, federation: Federation, given: Collection[str]) -> RunSettings:
         """With the data set's preset for settings that are not ``given``."""
@@ -263,7 +289,19 @@ def make(method: type[Method], values: Mapping[str, Any]) -> RunSettings:
             raise UserError(f"unknown setting '{one_line(name)}'{hint}; {allowed}; every run has {everywhere}")
     if method.pools_data and settings.get("engine", "inprocess") != "inprocess":
         raise UserError(f"{method.name} trains on the data of all sites, which do not share it; use it in simulation")
+    if settings.get("secure_aggregation") and not method.needs_only_mean:
+        raise UserError(_needs_uploads(method))
     return RunSettings(**settings, options=options)
+
+
+def _needs_uploads(method: type[Method]) -> str:
+    from fedc2i.methods.base import Method, method_names
+
+    allowed = [name for name in method_names() if Method.registry[name].needs_only_mean]
+    return (
+        f"{method.name or method.__name__}: its server needs each site's upload, and secure aggregation shows only the "
+        f"mean of all; allowed are {', '.join(allowed)}"
+    )
 
 
 def run_settings() -> tuple[str, ...]:
