@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ import torch
 
 pytest.importorskip("flwr.app")
 from fakes import identity, look_at_once  # noqa: F401
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from guarded_sites import GuardedSites, quick  # noqa: F401
 from safetensors.torch import load_file
 
 from fedc2i import Federation, UserError
 from fedc2i.deploy.audit import SENT, TASK, AuditLog, check_sum
-from fedc2i.deploy.guard import MASKS
+from fedc2i.deploy.partners import Partners
 from fedc2i.deploy.policy import SitePolicy
-from fedc2i.flower import masking
+from fedc2i.deploy.site_folder import MASKS, SiteFolder, make_site, read_site
+from fedc2i.flower import compat, masking
 from fedc2i.flower.masking import COLLECT, UNMASK
 from fedc2i.flower.message_format import masking_of
 
@@ -40,7 +42,19 @@ def models(sites: GuardedSites, out: str, site: str) -> dict[str, torch.Tensor]:
     return load_file(sites.folder / site / "state" / f"{run}-seed0" / "received.safetensors")
 
 
+def name_partners(sites: GuardedSites) -> dict[str, str]:
+    """Each site's policy names the others; returns the fingerprints."""
+    prints = {name: read_site(sites.folder / name, ready=False).fingerprint for name in NAMES}
+    for name in NAMES:
+        file = sites.folder / name / "site.toml"
+        others = [own for other, own in prints.items() if other != name]
+        file.write_text(file.read_text().replace("partners = []", f"partners = {json.dumps(others)}"))
+        assert read_site(sites.folder / name, ready=False).policy.partners == tuple(others)
+    return prints
+
+
 def test_masked_uploads_give_the_models_of_plain_ones(sites: GuardedSites) -> None:
+    name_partners(sites)
     sites.run("plain", "fedavg:weighting=samples", rounds=1)
     result = sites.run("secure", "fedavg:weighting=samples", **SECURE)
     for name in NAMES:
@@ -88,7 +102,8 @@ class KilledError(Exception):
     """The coordinator's power cable."""
 
 
-@pytest.mark.parametrize("stage", [pytest.param(COLLECT, marks=pytest.mark.slow), UNMASK])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [COLLECT, UNMASK])
 def test_a_coordinator_killed_inside_a_round_does_it_again(
     stage: str, sites: GuardedSites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,8 +147,7 @@ def test_a_round_is_not_unmasked_again_with_other_sites(
         sites.run("secure", **SECURE)
 
     def lose(number: int, message: Message) -> None:
-        if number == 103:
-            message.metadata.__dict__["_dst_node_id"] = 999  # no such node
+        sites.grid.nodes.pop(103, None)
 
     monkeypatch.setattr(sites, "before", lose)
     with pytest.raises(UserError, match="answered within"):
@@ -149,3 +163,53 @@ def test_policy_values() -> None:
     assert SitePolicy.read(tomllib.loads(tomli_w.dumps({"secure_aggregation": 3})), "x").secure_aggregation == 3
     with pytest.raises(UserError, match="could evade"):
         SitePolicy(secure_aggregation=3).check_code(["model_a.py"], [])
+
+
+# Partners
+
+
+def partner(folder: Path, name: str) -> SiteFolder:
+    return make_site(folder / name, name, "digits", "h:1", check=False)[0]
+
+
+def test_a_site_adds_up_with_the_partners_that_its_policy_names(tmp_path: Path) -> None:
+    north, south, west = (partner(tmp_path, name) for name in ("north", "south", "west"))
+    policy = replace(north.policy, partners=(south.fingerprint, west.fingerprint))
+    own = Partners(replace(north, policy=policy))
+    stranger = Partners(partner(tmp_path, "stranger"))
+    first, second = (*Partners(south).signed(b"keys"), b"keys"), (*Partners(west).signed(b"other"), b"other")
+    own.check([first, second])
+    for others, says in (
+        ([first, (*stranger.signed(b"keys"), b"keys")], "is none, or comes twice"),
+        ([first, first], "is none, or comes twice"),
+        ([first, (*Partners(north).signed(b"keys"), b"keys")], "is none, or comes twice"),
+        ([first, ("", b"", b"")], "a site without a key is none"),
+        ([first, ("ssh-rsa !", b"", b"")], "is none"),
+        ([first, (second[0], second[1], b"changed")], "not signed by it"),
+        ([first, (second[0], first[1], b"other")], "not signed by it"),
+        ([first, (second[0], b"", b"other")], "not signed by it"),
+    ):
+        with pytest.raises(UserError, match=says):
+            own.check(others)
+    Partners(north).check([("", b"", b"")])  # its policy names none
+    with pytest.raises(UserError, match=r"policy.partners must be as `fedc2i coordinator sites` shows, got 'south'"):
+        SitePolicy.read({"partners": ["south"]}, "site.toml")
+    assert SitePolicy.read({"partners": [south.fingerprint]}, "x").partners == (south.fingerprint,)
+
+
+def test_a_coordinator_cannot_play_a_partner(sites: GuardedSites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It relays keys, and puts its own in the place of others."""
+    prints = name_partners(sites)
+
+    def play(number: int, message: Message) -> None:
+        asked = masking_of(message.content)
+        if number == 100 and asked.get("stage") == "share":
+            first, second = compat.secagg_setup(RecordDict(), 1)
+            for name, key in (("keys1", first), ("keys2", second)):
+                asked[name] = [asked[name][0], key, asked[name][2]]
+            message.content["masking"] = ConfigRecord(asked)
+
+    monkeypatch.setattr(sites, "before", play)
+    with pytest.raises(UserError, match="2 of the 3 sites that secure aggregation needs"):
+        sites.run("lied", **SECURE)
+    assert any(f"the keys of partner {prints['south']} are not signed by it" in line for line in sites.said)

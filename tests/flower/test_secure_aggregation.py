@@ -40,6 +40,16 @@ def some_uploads(sites: int, seed: int = 0, scale: float = 1.0) -> list[Params]:
     ]
 
 
+class Unsigned:
+    """Sites without identities."""
+
+    def signed(self, content: bytes) -> tuple[str, bytes]:
+        return "", b""
+
+    def check(self, others: Any) -> None:
+        """Takes everyone."""
+
+
 class Federation:
     """Sites and a coordinator; ``spoil`` is what happens to each message to a site."""
 
@@ -53,7 +63,7 @@ class Federation:
     ) -> None:
         self.uploads, self.spoil, self.said = uploads, spoil, list[str]()
         self.files = [folder / f"{site}.bin" for site in range(len(uploads))]
-        self.sites = [SecureSite(file, "run", least) for file in self.files]
+        self.sites = [SecureSite(file, "run", Unsigned(), least) for file in self.files]
         self.weights = weights or [1.0] * len(uploads)
         self.asked: list[tuple[str, int, dict[str, Any]]] = []
         self.sent: list[tuple[str, int, Answer]] = []

@@ -22,8 +22,9 @@ from fedc2i.core.errors import UserError, one_line
 from fedc2i.deploy import sandbox
 from fedc2i.deploy.approval import CodeStore, installed_code, own_files_in, sha256, unpacked
 from fedc2i.deploy.audit import SENT, TASK, AuditLog, Entry, check_course, check_sum, spent
+from fedc2i.deploy.partners import Partners
 from fedc2i.deploy.run_description import RunTerms, read_terms
-from fedc2i.deploy.site_folder import SiteFolder, read_site
+from fedc2i.deploy.site_folder import MASKS, SiteFolder, read_site
 from fedc2i.deploy.worker import Request, Worker
 from fedc2i.engine.clip_noise import run_secret
 from fedc2i.flower.masking import COLLECT, SETUP, SHARE, UNMASK
@@ -34,7 +35,6 @@ from fedc2i.flower.site_models import run_folder
 
 OVERHEAD = 2**20  # bytes of an answer besides its tensors
 INTRODUCTION = "introduction"  # an event of the log
-MASKS = "masks.bin"  # the secrets of the present round under secure aggregation
 KEYS = (SETUP, SHARE)  # stages in which nothing of the data leaves; the log has only their refusals
 
 
@@ -122,7 +122,9 @@ class Guard:
         told: dict[str, Any],
     ) -> Answer:
         """The answer to a task of a run with secure aggregation, whose uploads leave only under masks."""
-        secure = SecureSite(self._folder / MASKS, task.run, site.policy.secure_aggregation, terms.secure_range)
+        secure = SecureSite(
+            self._folder / MASKS, task.run, Partners(site), site.policy.secure_aggregation, terms.secure_range
+        )
         stage = str(asked.get("stage", ""))
         if task.train != (stage == COLLECT):
             raise UserError("the run is one with secure aggregation, and this task is not")

@@ -112,6 +112,23 @@ def fingerprint(public: str) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
+def sign(key: ec.EllipticCurvePrivateKey, purpose: bytes, content: bytes) -> bytes:
+    """A signature; one for another purpose is not valid for this one."""
+    return key.sign(purpose + b"\0" + content, ec.ECDSA(hashes.SHA384()))
+
+
+def is_signed(public: str, signature: bytes, purpose: bytes, content: bytes) -> bool:
+    """Whether the holder of a public key line has signed this."""
+    try:
+        key = serialization.load_ssh_public_key(public.encode())
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return False
+        key.verify(signature, purpose + b"\0" + content, ec.ECDSA(hashes.SHA384()))
+    except DAMAGE:
+        return False
+    return True
+
+
 def make_request(key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
     """The certificate request (PEM) of a site with this name."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_name(name))])

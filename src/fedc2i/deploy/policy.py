@@ -40,6 +40,7 @@ scores = "without-noise"    # accuracies and losses leave: "always", "without-no
 class_counts = false        # whether counts of samples by class, and which classes there are, may leave
 prototypes = false          # whether means of features by class may leave
 secure_aggregation = 0      # uploads leave only masked, in a mean of this many sites or more, 3 at least; 0: always
+partners = []               # fingerprints (SHA256:...) of other sites' keys; uploads are added up with theirs alone
 attacks = false             # whether a run may make this site attack it, for rehearsals
 runs = 100                  # runs (each seed is one) until `fedc2i site renew`; 0: no limit
 epsilon = 0.0               # total ε until `fedc2i site renew`; above 0 also refuses uploads without noise
@@ -79,6 +80,7 @@ class SitePolicy:
     class_counts: bool = False
     prototypes: bool = False
     secure_aggregation: int = 0
+    partners: tuple[str, ...] = ()
     attacks: bool = False
     runs: int = 100
     epsilon: float = 0.0
@@ -103,6 +105,10 @@ class SitePolicy:
             raise UserError(f"{where}: policy.hours must be such as 18:00-06:00, got '{one_line(made.hours, 60)}'")
         if 0 < made.secure_aggregation < LEAST:
             raise UserError(f"{where}: policy.secure_aggregation must be {LEAST} or more sites, or 0")
+        for partner in made.partners:
+            if not re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}", partner):
+                shown = one_line(partner, 60)
+                raise UserError(f"{where}: policy.partners must be as `fedc2i coordinator sites` shows, got '{shown}'")
         return made
 
     def to_toml(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ ca.crt                           the certificate of the coordinator's authority,
 next/                            the files of the next key, until the coordinator has admitted it (see `rotate`)
 code/                            method and model files that came with runs: pending and approved
 audit.log, audit.head            what the site was asked and what left it
+masks.bin                        the secrets of the present round under secure aggregation (mode 0600)
 state/, logs/                    written by the running processes
 """
 
@@ -32,6 +33,7 @@ from fedc2i.methods.fedavg import FedAvg
 from fedc2i.runs.plan import load_data
 from fedc2i.runs.settings import RunSettings, make
 
+MASKS = "masks.bin"
 DATA = names(RunSettings, scope="data")  # the settings of a run that are a site's own
 PATH_SOURCES = ("folder", "arrays", "table", "signals")  # data sources whose argument is a path
 

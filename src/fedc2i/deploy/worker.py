@@ -26,7 +26,7 @@ from fedc2i.core.errors import UserError, one_line
 from fedc2i.deploy import sandbox
 from fedc2i.deploy.process_tree import die_with_parent
 from fedc2i.deploy.run_description import understand
-from fedc2i.deploy.site_folder import read_site
+from fedc2i.deploy.site_folder import MASKS, read_site
 from fedc2i.flower import compat
 from fedc2i.flower.message_format import failure
 from fedc2i.flower.site import COMPLAINT, Home, answer, private_reasons
@@ -69,7 +69,8 @@ def work(request: Request, content: RecordDict) -> RecordDict:
         home = replace(site_home(folder), noise_key=bytes.fromhex(request.noise_key))
         root = [Path(request.root)] if request.root else []
         readable, writable = [*root, weights.folder()], _writable(request)
-        sandbox.enter(writable, readable, [folder / name for name in ("site.key", "site.toml", "state/noise.key")])
+        forbidden = [folder / name for name in ("site.key", "site.toml", "state/noise.key", MASKS)]
+        sandbox.enter(writable, readable, forbidden)
         return answer(request.kind, content, home, lambda task: understand(task.setup, *root))
     except UserError as error:
         return failure(str(error))

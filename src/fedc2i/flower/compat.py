@@ -228,7 +228,7 @@ def run_executor(address: str, secret: bytes, preload: Sequence[str], launch: La
     if importlib.metadata.version("flwr") != SUPPORTED:
         sys.exit(f"flwr {SUPPORTED} is needed: another version might execute the code that comes with a run")
     loop = importlib.import_module("flwr.supercore.superexec.run_superexec")
-    for name in ("flwr.supernode.runtime.run_clientapp", *preload):
+    for name in ("flwr.supernode.runtime.run_clientapp", _SECAGG_MODULE, *preload):
         importlib.import_module(name)
     loop.get_executor = lambda *_, **__: _Executor(launch)  # type: ignore[attr-defined]
     loop.run_superexec(address, insecure=True, superexec_auth_secret=secret)
@@ -317,6 +317,7 @@ def _reason(error: Any) -> str:
 
 # Secure aggregation
 
+_SECAGG_MODULE = "flwr.client.mod.secure_aggregation.secaggplus_mod"
 _SECAGG, _SECAGG_STATE = "secaggplus_configs", "secaggplus_state"  # records of a message and of a node
 Stream = Callable[[bytes, int], Any]  # the mask of a secret, as this many numbers
 
@@ -327,7 +328,7 @@ def _secagg(
     """A site's part in one stage of Flower's SecAgg+; ``state``, a record of a node, holds its secrets meanwhile."""
     from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-    module = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
+    module = importlib.import_module(_SECAGG_MODULE)
     module.pseudo_rand_gen = partial(_masks, stream)  # type: ignore[attr-defined]
     content = RecordDict({_SECAGG: ConfigRecord({"stage": stage, **values})})
     message = Message(content, dst_node_id=site, message_type="train")

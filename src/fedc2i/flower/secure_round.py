@@ -91,6 +91,7 @@ class _Attempt:
         self._round, self._tasks = round, tasks
         self._least = max(LEAST, round.least)
         self._session = secrets.token_hex(16)
+        self._signed: dict[int, tuple[str, bytes]] = {}  # by whom keys are signed, for sites that check it
 
     def answers(self, chosen: Collection[int]) -> dict[int, Answer]:
         terms = self._setup(chosen)
@@ -113,7 +114,8 @@ class _Attempt:
     def _setup(self, chosen: Collection[int]) -> SumTerms:
         """The keys of the sites that take part."""
         answers = self._stage(SETUP, {m: {} for m in chosen}, self._least)
-        found = self._read(answers, key1=bytes, key2=bytes)
+        found = self._read(answers, key1=bytes, key2=bytes, identity=str, signature=bytes)
+        self._signed = {m: (own[2], own[3]) for m, own in found.items()}
         sites, own = sorted(found), self._round
         weights = dict(zip(sites, map(float, own.weights(sites)), strict=True))
         keys = {m: (found[m][0], found[m][1]) for m in sites}
@@ -129,6 +131,8 @@ class _Attempt:
             "keys1": [terms.keys[m][0] for m in sites],
             "keys2": [terms.keys[m][1] for m in sites],
             "weights": [terms.weights[m] for m in sites],
+            "identities": [self._signed[m][0] for m in sites],
+            "signatures": [self._signed[m][1] for m in sites],
         }
         found = self._read(self._stage(SHARE, dict.fromkeys(sites, told)), sites=[int], shares=[bytes])
         shares = {m: dict(zip(*own, strict=False)) for m, own in found.items()}

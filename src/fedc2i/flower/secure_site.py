@@ -1,16 +1,16 @@
 """A site's part in secure aggregation: its secrets of a round, and what it refuses to do with them.
 
 A site answers each stage of a round once. Asked again, since a message was lost, it sends the same reply: two uploads
-under one mask would show their difference. It trusts the coordinator to pass on the others' keys.
+under one mask would show their difference.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -74,12 +74,27 @@ class Session:
         return cls(**told, state=state, reply=answer, terms=terms, sources=sources)
 
 
+class Signatures(Protocol):
+    """How a site proves that keys are its own, and whether it asks others for a proof."""
+
+    def signed(self, content: bytes) -> tuple[str, bytes]:
+        """The site's public key, and its signature."""
+
+    def check(self, others: Sequence[tuple[str, bytes, bytes]]) -> None:
+        """Raises a `UserError` unless each of the others, a public key with signature and content, may take part."""
+
+
 class SecureSite:
     """A site's part in the rounds of a run; its secrets are in one file, of the present round only."""
 
-    def __init__(self, file: Path, run: str, least: int = LEAST, largest: float = 64.0) -> None:
+    def __init__(self, file: Path, run: str, signatures: Signatures, least: int = LEAST, largest: float = 64.0) -> None:
         """``least`` is the number of sites that a sum needs, by the site's policy, ``largest`` the run's range."""
-        self._file, self._run, self._least, self._largest = file, run, max(LEAST, least), largest
+        self._file, self._run, self._signatures = file, run, signatures
+        self._least, self._largest = max(LEAST, least), largest
+
+    def _statement(self, round: int, token: str, site: int, keys: tuple[bytes, bytes]) -> bytes:
+        """What a site signs: that these are its keys for this attempt at a round."""
+        return json.dumps([self._run, round, token, site, *(key.hex() for key in keys)]).encode()
 
     def forget(self) -> None:
         """Removes all secrets."""
@@ -99,8 +114,10 @@ class SecureSite:
             return known.reply
         if stage == SETUP:
             state = RecordDict()
-            first, second = compat.secagg_setup(state, site)
-            return self._keep(Session(self._run, round, token, site, stage, state, _reply(key1=first, key2=second)))
+            pair = compat.secagg_setup(state, site)
+            public, signature = self._signatures.signed(self._statement(round, token, site, pair))
+            reply = _reply(key1=pair[0], key2=pair[1], identity=public, signature=signature)
+            return self._keep(Session(self._run, round, token, site, stage, state, reply))
         if known is None or STAGES.index(known.stage) + 1 != STAGES.index(stage):
             raise UserError(f"this site has no keys for stage '{stage}' of round {round}; the round must start again")
         if stage == COLLECT:
@@ -116,6 +133,10 @@ class SecureSite:
         terms.check(self._least)
         if own.site not in keys:
             raise UserError("secure aggregation without this site's own key")
+        signed = masking.by_site(sites, *masking.read(asked, identities=[str], signatures=[bytes]))
+        self._signatures.check(
+            [(*signed[m], self._statement(own.round, own.token, m, keys[m])) for m in sites if m != own.site]
+        )
         limit = masking.threshold(len(keys))
         to, shares = compat.secagg_share(own.state, own.site, keys, limit, terms.levels)
         return replace(own, terms=terms, reply=_reply(sites=to, shares=shares))
