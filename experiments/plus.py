@@ -91,9 +91,9 @@ def study(given: Namespace) -> None:
     """Computes what is missing, and writes the tables."""
     grid = Grid(given, "plus")
     chosen: Sequence[str] = given.data.split(",")
+    named = tuple(dict.fromkeys((OURS, "local", *given.methods)))
     plans = {}
     for data in chosen:
-        named = (OURS, *RIVALS, *CONTROLS, *PARTS)  # FedBN needs normalisation layers, which these models have not
         plans[data] = dict(zip(named, grid.plan(data, named), strict=True))
     with grid.computing([plan for own in plans.values() for plan in own.values()]):
         found = {data: {key: grid.compute(plan) for key, plan in own.items()} for data, own in plans.items()}
@@ -104,6 +104,8 @@ def main(typed: Sequence[str] | None = None) -> int:
     """``python -m experiments.plus``."""
     options = parser("plus", (__doc__ or "").splitlines()[0], "0-9")
     options.add_argument("--data", default=",".join(DATA), help=f"data sets, separated by commas, of {', '.join(DATA)}")
+    every = (*RIVALS, *CONTROLS, *PARTS)  # FedBN needs normalisation layers, which these models have not
+    options.add_argument("--methods", nargs="*", default=every, help="rivals beside Local, all by default")
     return launch(study, options, sys.argv[1:] if typed is None else typed)
 
 

@@ -1,4 +1,4 @@
-"""FedC²I⁺: the guard by hand, what is held out, and the same numbers on every executor."""
+"""FedC²I⁺: the guard by hand, its two networks, what is held out, and the same numbers on every executor."""
 
 from __future__ import annotations
 
@@ -9,92 +9,128 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 import fedc2i
-from fedc2i.core.params import Params
+from fedc2i.core.params import Params, prefixed
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.client import RunContext
+from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.methods.fedc2i_plus import CAUTION, DESIGN, POSTERIOR, FedC2IPlus
+from fedc2i.methods.fedc2i_plus import CAUTION, DEGREES, KEPT, OWN, SHARES, FedC2IPlus, best_logs, posterior
+from fedc2i.methods.local import Local
 from fedc2i.methods.math.prototypes import spread
+from fedc2i.methods.messages import relay
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
 from support.method_checks import TRAINING, make_site, place, run
 
-UNKNOWN = torch.full((7,), -1.0)
+ALONE = [1.0, 0.0, 0.0]
+DESIGN = [(a / 4, b / 4, (4 - a - b) / 4) for a in range(5) for b in range(5 - a)]
 
 
-def posterior(
-    models: list[Params], samples: Batch, model: Model, federation: Federation, before: Tensor = UNKNOWN
-) -> tuple[np.ndarray, np.ndarray]:
-    site = replace(make_site(model, place(federation)), held_out=samples)
-    return tuple(own.numpy() for own in FedC2IPlus().posterior(models, before, site))
+def samples_of(labels: list[int]) -> Batch:
+    y = torch.tensor(labels)
+    return Batch(y, y, torch.ones(len(y)))
 
 
-def three(model: Model) -> list[Params]:
-    return [model.init(seed) for seed in range(3)]
+def shares(logits: Tensor, labels: list[int]) -> list[float]:
+    logs, _ = best_logs(logits, samples_of(labels))
+    return posterior(logs, torch.ones(len(labels))).tolist()
 
 
-def noise(model: Model) -> Params:
-    return {name: 1e3 * torch.randn_like(tensor) for name, tensor in model.init(0).items()}
+def by_hand(logits: Tensor, labels: list[int]) -> tuple[list[float], list[int]]:
+    """β, and the best temperature of each network, one sample, temperature and point at a time."""
+    likely, degrees = [], []
+    for own in logits.double().numpy():
+        found = {}
+        for degree in (1, 2, 4, 8):
+            powers = np.exp(own / degree)
+            found[degree] = [row[y] / row.sum() for row, y in zip(powers, labels, strict=True)]
+        degrees.append(max(found, key=lambda degree: np.prod(found[degree])))
+        likely.append(found[degrees[-1]])
+    weights = [np.exp(-CAUTION * (1 - a[0])) * np.prod(np.array(a) @ np.array(likely)) for a in DESIGN]
+    return (np.array(weights) @ np.array(DESIGN) / np.sum(weights)).tolist(), degrees
 
 
-def by_hand(models: list[Params], samples: Batch, model: Model) -> np.ndarray:
-    """p(a) ∝ exp(−n·L(a) − κ·a_3), one sample, temperature and point at a time."""
-    powers = []
-    for point in DESIGN:
-        mean = {name: sum(share * own[name] for share, own in zip(point, models, strict=True)) for name in models[0]}
-        logits = model.head(mean, model.features(mean, samples.x)).double().numpy()
-        losses = [
-            sum(np.log(np.exp(row / degree).sum()) - row[y] / degree for row, y in zip(logits, samples.y, strict=True))
-            for degree in (1, 2, 4, 8)
-        ]
-        powers.append(np.exp(-min(losses) - CAUTION * point[2]))
-    return np.array(powers) / np.sum(powers)
+@pytest.mark.parametrize("confidence", [1.0, 10.0])
+def test_shares_are_the_posterior_mean(confidence: float) -> None:
+    labels = [0, 2, 1, 1, 0, 2]
+    logits = confidence * torch.randn(3, 6, 3, generator=torch.Generator().manual_seed(0))
+    logits[1, torch.arange(6), labels] += confidence
+    wanted, degrees = by_hand(logits, labels)
+    assert shares(logits, labels) == pytest.approx(wanted, rel=1e-4)
+    assert best_logs(logits, samples_of(labels))[1].tolist() == degrees
 
 
-def test_guard_is_the_posterior_over_the_design(federation: Federation, model: Model) -> None:
-    models, samples = three(model), place(federation).train.take(torch.arange(5))
-    wanted = by_hand(models, samples, model)
-    found, kept = posterior(models, samples, model, federation)
-    assert found == pytest.approx(wanted, rel=1e-3)
-    assert kept == pytest.approx(wanted, rel=1e-3)
-    before = torch.full((7,), 1 / 7)
-    found, kept = posterior(models, samples, model, federation, before)
-    assert found == pytest.approx(wanted, rel=1e-3)
-    assert kept == pytest.approx(0.8 / 7 + 0.2 * wanted, rel=1e-3)
-
-
-def test_design_holds_each_model_and_each_mean() -> None:
-    assert sorted(sum(share > 0 for share in point) for point in DESIGN) == [1, 1, 1, 2, 2, 2, 3]
-    assert np.sum(DESIGN, 1) == pytest.approx(1)
-    assert len(set(DESIGN)) == 7
-
-
-def test_samples_that_were_trained_on_decide_nothing(federation: Federation, model: Model) -> None:
-    seen = place(federation).train.take(torch.arange(5))._replace(w=torch.zeros(5))
-    before = torch.arange(1.0, 8) / 28
-    found, kept = posterior(three(model), seen, model, federation, before)
-    assert (found, kept) == (pytest.approx(before.numpy()), pytest.approx(before.numpy()))
-    found, kept = posterior(three(model), seen, model, federation)
-    prior = np.exp(-CAUTION * np.array(DESIGN)[:, 2])
-    assert found == pytest.approx(prior / prior.sum())
-    assert kept == pytest.approx(UNKNOWN.numpy())
+def test_others_need_evidence() -> None:
+    same = torch.zeros(3, 4, 2)
+    prior = np.exp(-CAUTION * (1 - np.array(DESIGN)[:, 0]))
+    found = shares(same, [0, 1, 0, 1])
+    assert found == pytest.approx(prior @ np.array(DESIGN) / prior.sum())
+    assert found[0] > found[1] + found[2]
 
 
 @pytest.mark.parametrize("useless", [0, 1, 2])
-def test_a_model_of_no_use_is_not_taken(federation: Federation, model: Model, useless: int) -> None:
-    models = three(model)
-    models[useless] = noise(model)
-    found, _ = posterior(models, place(federation).train, model, federation)
-    assert (found @ np.array(DESIGN))[useless] < 0.02
+@pytest.mark.parametrize("value", [-20.0, torch.nan])
+def test_a_network_of_no_use_has_no_share(useless: int, value: float) -> None:
+    labels = [0, 1] * 20
+    logits = 4 * torch.eye(2)[torch.tensor(labels)].repeat(3, 1, 1)
+    logits[useless] *= value
+    assert shares(logits, labels)[useless] < 0.02
 
 
-def test_a_model_that_is_not_a_number_is_not_taken(federation: Federation, model: Model) -> None:
-    models = three(model)
-    models[2] = {name: tensor * torch.nan for name, tensor in models[2].items()}
-    found, _ = posterior(models, place(federation).train, model, federation)
-    assert np.isfinite(found).all()
+def exchanged(site: Site, own: Params, mixture: Params) -> Params:
+    """What a client makes of an exchange in which the others sent ``mixture``."""
+    received = relay({name: tensor[None].repeat(2, *[1] * tensor.ndim) for name, tensor in mixture.items()})
+    site = replace(site, received=received, position=torch.tensor(-1))
+    assert site.held_out is not None
+    return FedC2IPlus().personalise(own, site.held_out, site)[0]
+
+
+def test_samples_that_were_trained_on_decide_nothing(federation: Federation, model: Model) -> None:
+    data = place(federation)
+    held = data.train.take(torch.arange(5))
+    start = FedC2IPlus().setup(model.init(0), model)
+    seen = exchanged(make_site(model, data, held_out=held._replace(w=torch.zeros(5))), start, model.init(1))
+    for name, tensor in start.items():
+        if name.startswith(("guard.", KEPT, OWN)):
+            assert torch.equal(seen[name], tensor), name
+    fresh = exchanged(make_site(model, data, held_out=held), start, model.init(1))
+    logits = torch.stack([model.head(own, model.features(own, held.x)) for own in map(model.init, (0, 1))])
+    losses = [F.cross_entropy(own, held.y) for own in logits]
+    best = int(losses[1] < losses[0])
+    for name, tensor in model.init(best).items():
+        assert torch.equal(fresh[KEPT + name], tensor)
+    found = posterior(best_logs(logits[[0, 1, best]], held)[0], held.w)
+    assert fresh[SHARES].tolist() == pytest.approx(((torch.tensor(ALONE) + found) / 2).tolist())
+
+
+def test_the_best_network_so_far_is_kept(federation: Federation, model: Model) -> None:
+    data = place(federation)
+    site = make_site(model, data, held_out=data.train)
+    good, bad = model.init(0), {name: 100 * torch.randn_like(tensor) for name, tensor in model.init(1).items()}
+    broken = {name: tensor * torch.nan for name, tensor in good.items()}
+    start = FedC2IPlus().setup(good, model)
+    for worse in (bad, broken):
+        after = exchanged(site, {**start, **worse, **prefixed(OWN, worse)}, bad)
+        assert all(torch.equal(after[KEPT + name], tensor) for name, tensor in good.items())
+        assert all(torch.equal(after[name], tensor) for name, tensor in bad.items())  # it takes part in the mixture
+    after = exchanged(site, {**FedC2IPlus().setup(bad, model), **broken}, good)
+    assert all(torch.equal(after[KEPT + name], tensor) for name, tensor in good.items())
+
+
+def test_three_networks_predict_by_their_shares(federation: Federation, model: Model) -> None:
+    method, data = FedC2IPlus(), place(federation)
+    networks = [model.init(seed) for seed in range(3)]
+    params = {**networks[1], **prefixed(OWN, networks[0]), **prefixed(KEPT, networks[2])}
+    site, x = make_site(model, data), data.train.x
+    params |= {SHARES: torch.tensor([0.5, 0.3, 0.2]), DEGREES: torch.tensor([2.0, 4.0, 1.0])}
+    parts = [torch.softmax(site.logits(own, x) / t, 1) for own, t in zip(networks, (2, 4, 1), strict=True)]
+    wanted = 0.5 * parts[0] + 0.3 * parts[1] + 0.2 * parts[2]
+    assert torch.allclose(method.predict(params, x, site).exp(), wanted)
+    params |= {name: tensor * torch.nan for name, tensor in networks[1].items()} | {SHARES: torch.tensor(ALONE)}
+    assert torch.equal(method.predict(params, x, site).argmax(1), parts[0].argmax(1))
 
 
 def test_without_its_parts_it_is_fedc2i(federation: Federation, model: Model) -> None:
@@ -106,12 +142,18 @@ def test_without_its_parts_it_is_fedc2i(federation: Federation, model: Model) ->
         assert torch.equal(tensor, two.received[name])
 
 
-def test_next_round_starts_from_the_mean_and_remembers_it(federation: Federation, model: Model) -> None:
-    outcome, reports = run(FedC2IPlus(), model, federation, rounds=3)
-    shares = reports[-1].influence["guard"]
-    assert shares.sum(-1) == pytest.approx(1)
-    for name in (*model.body_names, *model.head_names):
-        assert torch.equal(outcome.received[name], outcome.received[f"guard.start.{name}"])
+def test_its_networks_are_those_of_two_methods(
+    make_federation: Callable[..., Federation], make_model: Callable[..., Model]
+) -> None:
+    """Without prototypes the own network is Local's; the shared one is what it is without a guard, always."""
+    model, data = make_model(batch_norm=True), make_federation(validation=6)
+    alone = run(Local(), model, data, rounds=3)[0].trained
+    both = run(FedC2IPlus(ld=0.0), model, data, rounds=3)[0].trained
+    for name, tensor in alone.items():
+        assert torch.allclose(both[OWN + name], tensor, atol=1e-6), name
+    free, guarded = (run(FedC2IPlus(guard=own), model, data, rounds=3)[0].trained for own in (False, True))
+    for name, tensor in free.items():
+        assert torch.allclose(guarded[name], tensor, atol=1e-6), name
 
 
 @pytest.mark.parametrize(("samples", "wanted"), [(14, 3), (100, 25), (160, 32), (400, 40), (5000, 128)])
@@ -166,8 +208,9 @@ def test_guard_is_private(federation: Federation, model: Model) -> None:
     method = FedC2IPlus()
     start = method.setup(model.init(0), model)
     sent = method.upload(start, place(federation).train, make_site(model, place(federation)))
-    assert POSTERIOR in start
-    assert not any(name.startswith("guard") for name in sent)
+    private = {SHARES, DEGREES, *(prefix + name for prefix in (OWN, KEPT) for name in model.init(0))}
+    assert start.keys() - model.init(0).keys() == private
+    assert not private & sent.keys()
 
 
 def test_no_batch_of_one_is_left_when_samples_are_held_out(

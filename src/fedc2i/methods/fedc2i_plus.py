@@ -1,26 +1,32 @@
 """FedC²I⁺: FedC²I with shared class prototypes, and a guard that keeps a client from harm. It is ours, not the paper's.
 
-In addition to its model a client sends the mean feature of each of its classes; the server returns their mean P_c, and
-local training pulls features towards it as in FedProto:
+Client m trains two networks on the same batches. They share no parameter, so one optimiser takes the steps of two:
 
-    loss = CE + ld · ‖h(x) − P_y‖²/d, mean over the batch
+    v_m    its own: never mixed, never sent
+    w_m    shared: FedC²I's mixture of all w_i at the start of every round; only this is sent
 
-After the exchange a client has three models: θ_1, which it has trained; θ_2, from which that training started; and θ_3,
-FedC²I's mixture of all models. The next round starts from a mean of the three,
+With it a client sends the mean feature of each of its classes; the server returns their mean P_c, and both networks are
+pulled towards it as in FedProto:
 
-    start = Σ_k β_k θ_k,    β = Σ_a a · p(a),    p(a) = softmax_a(−n·L(a) − κ·a_3)
+    loss = Σ_{f = v, w} CE(f) + ld · ‖h_f(x) − P_y‖²/d, mean over the batch
 
-where a runs over the seven points of `DESIGN`: each model, each mean of two, and the mean of all three. L(a) is the
-loss of Σ_k a_k θ_k on n samples that the client did not train on, at the best of a few temperatures: confidence alone
-decides nothing. So p is a posterior, under a prior that asks for evidence of κ nats before the others' models replace
-one's own. A client to which they are of no use keeps its own; one whose training only overfits keeps its start.
+A third network u_m is not trained: of all v_m, w_m and mixtures so far it is the one with the least held-out loss. The
+three predict together, with shares that are the mean of a posterior over the points a of the lattice `DESIGN`:
+
+    p(y|x) = Σ_f β_f p_f(y|x),    β = Σ_a a·q(a),    q(a) = softmax_a(Σ_n log Σ_f a_f p_f(y_n|x_n) − κ·(1 − a_v))
+
+n runs over samples that the client did not train on, and each p_f is at the best of a few temperatures on them. The
+prior asks for evidence of κ nats before other networks replace the client's own. So a client to which the others are
+of no use predicts by v. It still takes part in the mixture, which serves the others only if everybody does.
 
 These samples are the client's validation data. A client without such data holds out a part of its training data in the
-first half of the rounds; then it trains on all of them, and p stays at the moving mean of those it measured.
+first half of the rounds; then it trains on all of them, and keeps β and u. β is a moving mean over rounds, first of v
+alone.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,7 +36,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import option
-from fedc2i.core.params import Params, select, unprefixed
+from fedc2i.core.params import Params, prefixed, select, unprefixed
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedproto import ClassFeatures, prototype_loss
@@ -40,28 +46,24 @@ from fedc2i.methods.messages import Download, Uploads, relay
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 
-DESIGN = (  # the points a: shares of the trained model, of its start, and of the mixture
-    *((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
-    *((1 / 2, 1 / 2, 0.0), (1 / 2, 0.0, 1 / 2), (0.0, 1 / 2, 1 / 2)),
-    (1 / 3, 1 / 3, 1 / 3),
-)
-CAUTION = 4.0  # κ
+STEPS = 4  # shares a are multiples of 1/4
+DESIGN = tuple(a for a in itertools.product(range(STEPS + 1), repeat=3) if sum(a) == STEPS)  # of own, shared and kept
+CAUTION = 2.0  # κ
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
-MEMORY = 0.8  # weight of the earlier p in the moving mean
+MEMORY = 0.5  # weight of the earlier β in the moving mean
 PROTOTYPE_SAMPLES = 256  # that a client's prototypes are means of, at most
-POSTERIOR = "guard.posterior"  # private: the moving mean of p, below 0 before the first
-_START = "guard.start."  # private: the model that the last local training started from
-_UNKNOWN = -1.0
-_WORST = 1e9  # in place of a loss that is not a number
+OWN, KEPT = "own.", "kept."  # private: v and u
+SHARES, DEGREES = "guard.shares", "guard.temperatures"  # private: β, and a temperature for each network
+_WORST = -1e4  # in place of a log-probability that is not a number
 
 
 @dataclass(frozen=True)
 class FedC2IPlus(FedC2I):
-    """FedC²I with prototypes and a guard."""
+    """FedC²I with prototypes and a guard; with the guard, twice FedC²I's local computation."""
 
     name = "fedc2i-plus"
     title = "FedC²I⁺"
-    about = "fedc2i with class prototypes, and a guard for sites that may not lose to training alone; not the paper's"
+    about = "fedc2i with class prototypes, and a private network as a guard from harm; not the paper's"
 
     gamma: float | Gamma = option(  # noqa: RUF009  (a field, of a type that ruff does not know to be immutable)
         Gamma("scaled(5)"), "sensitivity γ; 0 is FedAvg; a number or an adaptive one", low=0
@@ -73,7 +75,7 @@ class FedC2IPlus(FedC2I):
         64, "samples that influence is measured on, or all there are", low=1
     )
     ld: float = option(1.0, "weight of the distance to the shared prototypes; 0: none are sent", low=0)
-    guard: bool = option(True, "start from a mean of own, earlier and mixed model, by their loss on held-out samples")
+    guard: bool = option(True, "train a private network as well, and predict with both by their held-out loss")
     held_out: float = option(
         0.1, "share of its training data that a client without validation data holds out", above=0, below=1
     )
@@ -84,20 +86,25 @@ class FedC2IPlus(FedC2I):
         return self.held_out if self.guard else 0.0
 
     def setup(self, params: Params, model: Model) -> Params:
-        """With the guard's private parts."""
-        return {**params, POSTERIOR: torch.full((len(DESIGN),), _UNKNOWN), **_copy(params)} if self.guard else params
+        """With the own and the kept network, first copies, and the guard's numbers."""
+        if not self.guard:
+            return params
+        copies = {prefix + name: tensor.clone() for prefix in (OWN, KEPT) for name, tensor in params.items()}
+        return {**params, **copies, SHARES: torch.tensor([1.0, 0.0, 0.0]), DEGREES: torch.ones(3)}
 
     def untrained(self, model: Model) -> frozenset[str]:
-        """Only `personalise` changes the guard's parts."""
+        """The own network's buffers, and what only `personalise` changes."""
         names = (*model.body_names, *model.head_names)
-        return super().untrained(model) | {POSTERIOR, *(_START + name for name in names)}
+        buffers = (OWN + name for name in names if name not in model.trainable)
+        return super().untrained(model) | {SHARES, DEGREES, *buffers, *(KEPT + name for name in names)}
 
     def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
-        """CE plus the distance of every feature to its class's prototype."""
-        return prototype_loss(params, batch, site, self.ld)
+        """CE plus the distance of every feature to its class's prototype, of both networks."""
+        shared = prototype_loss(params, batch, site, self.ld)
+        return shared + prototype_loss(unprefixed(OWN, params), batch, site, self.ld) if self.guard else shared
 
     def upload(self, params: Params, data: Batch, site: Site) -> Params:
-        """The model, and class prototypes with the classes they are of."""
+        """The shared network, and class prototypes with the classes they are of."""
         model = super().upload(params, data, site)
         if not self.ld:
             return model
@@ -116,54 +123,70 @@ class FedC2IPlus(FedC2I):
         return Download(shared=shared, clients=uploads.clients), state
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
-        """The mean of the trained model, its start and FedC²I's mixture, by what they lose on held-out samples."""
+        """FedC²I's mixture; then the network that is kept, and the networks' shares of the prediction."""
         mixture, measured = super().personalise(own, batch, site)
         if not self.guard or not measured:
             return mixture, measured
-        names = (*site.model.body_names, *site.model.head_names)
-        models = [select(own, names), unprefixed(_START, own), select(mixture, names)]
-        posterior, kept = self.posterior(models, own[POSTERIOR], site)
-        shares = posterior @ _design(posterior)  # β
-        start = _mean(shares, models)
-        return {**mixture, **start, **_copy(start), POSTERIOR: kept}, {**measured, "guard": shares}
-
-    def posterior(self, models: Sequence[Params], before: Tensor, site: Site) -> tuple[Tensor, Tensor]:
-        """p of this round ``(7,)``, and the moving mean of those measured so far, which was ``before``."""
-        samples = site.held_out
+        samples, names = site.held_out, (*site.model.body_names, *site.model.head_names)
         assert samples is not None
-        points = _design(samples.w)
-        losses = torch.stack([_loss(_mean(shares, models), samples, site) for shares in points])  # n·L(a)
-        found = torch.softmax(-losses - CAUTION * points[:, 2], 0)
-        known, measured = before[0] >= 0, samples.w.sum() > 0
-        mean = torch.where(known, MEMORY * before + (1 - MEMORY) * found, found)
-        return torch.where(known & ~measured, before, found), torch.where(measured, mean, before)
+        known = samples.w.sum() > 0
+        trained, shared = select(own, names), select(mixture, names)
+        networks = (unprefixed(KEPT, own), unprefixed(OWN, own), trained, shared)
+        logs, degrees = best_logs(torch.stack([site.logits(own, samples.x) for own in networks]), samples)
+        best = torch.where(known, (logs * samples.w).sum(1).argmax(), 0)
+        kept = _choice(best, networks)
+        found = torch.stack([logs[1], logs[3], _chosen(best, logs.unbind())])
+        shares, hot = own[SHARES], torch.stack([degrees[1], degrees[3], _chosen(best, degrees.unbind())])
+        mean = MEMORY * shares + (1 - MEMORY) * posterior(found, samples.w).to(shares.dtype)
+        guard = {
+            SHARES: torch.where(known, mean, shares),
+            DEGREES: torch.where(known, hot.to(shares.dtype), own[DEGREES]),
+        }
+        return {**mixture, **prefixed(KEPT, kept), **guard}, {**measured, "guard": guard[SHARES]}
+
+    def predict(self, params: Params, x: Tensor, site: Site) -> Tensor:
+        """log Σ_f β_f p_f."""
+        if not self.guard:
+            return site.logits(params, x)
+        networks = (unprefixed(OWN, params), params, unprefixed(KEPT, params))
+        logs = [
+            F.log_softmax(site.logits(network, x) / degree, 1).nan_to_num(nan=_WORST) + share.log()
+            for network, degree, share in zip(networks, params[DEGREES], params[SHARES], strict=True)
+        ]
+        return torch.stack(logs).logsumexp(0)
+
+    def other_predictions(self, params: Params, x: Tensor, site: Site) -> Mapping[str, Tensor]:
+        """By the own network alone."""
+        return {"own": site.logits(unprefixed(OWN, params), x)} if self.guard else {}
 
 
-def _loss(params: Params, samples: Batch, site: Site) -> Tensor:
-    """Cross entropy at the best of the `TEMPERATURES`, summed over the samples."""
-    logits = site.logits(params, samples.x)
-    sums = [(F.cross_entropy(logits / t, samples.y, reduction="none") * samples.w).sum() for t in TEMPERATURES]
-    return torch.stack(sums).nan_to_num(nan=_WORST).amin(0)
+def posterior(logs: Tensor, w: Tensor) -> Tensor:
+    """β ``(3,)`` from log p_f(y_n|x_n) ``(3, n)`` and the weights of the samples ``(n,)``."""
+    one = torch.ones_like(logs.sum())  # on the device: a CUDA graph cannot hold a copy from the host
+    points = torch.stack([torch.stack([one * (share / STEPS) for share in a]) for a in DESIGN])  # (15, 3)
+    likely = (points.log()[..., None] + logs).logsumexp(1)  # (15, n)
+    weights = torch.softmax((likely * w).sum(1) - CAUTION * (1 - points[:, 0]), 0)  # q(a)
+    return weights @ points
 
 
-def _design(like: Tensor) -> Tensor:
-    """`DESIGN` as a tensor ``(7, 3)``, made on the device: a CUDA graph cannot hold a copy from the host."""
-    rows = [torch.stack([torch.full((), share, dtype=like.dtype, device=like.device) for share in a]) for a in DESIGN]
-    return torch.stack(rows)
+def best_logs(logits: Tensor, samples: Batch) -> tuple[Tensor, Tensor]:
+    """log p(y_n|x_n) of networks ``(K, n)`` at their best temperatures, and these ``(K,)``; logits ``(K, n, C)``."""
+    tried = torch.stack([F.log_softmax(logits / degree, 2) for degree in TEMPERATURES])  # (T, K, n, C)
+    logs = (tried * F.one_hot(samples.y, logits.shape[2]).to(logits.dtype)).sum(3).nan_to_num(nan=_WORST)
+    best = (logs * samples.w).sum(2).argmax(0)  # (K,)
+    hot = F.one_hot(best, len(TEMPERATURES)).to(logits.dtype)  # (K, T)
+    degrees = sum(hot[:, t] * degree for t, degree in enumerate(TEMPERATURES))
+    return torch.einsum("kt,tkn->kn", hot, logs), torch.as_tensor(degrees)
 
 
-def _mean(shares: Tensor, models: Sequence[Params]) -> Params:
-    """Σ_k shares_k θ_k; counters, which have no mean, from the first."""
-
-    def mean(tensors: Sequence[Tensor]) -> Tensor:
-        return torch.stack([share.to(own.dtype) * own for share, own in zip(shares, tensors, strict=True)]).sum(0)
-
-    return {
-        name: mean([model[name] for model in models]) if own.is_floating_point() else own
-        for name, own in models[0].items()
-    }
+def _chosen(best: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """The tensor at the place ``best`` ``()``; those that are not numbers spoil nothing."""
+    chosen = tensors[0]
+    for place, tensor in enumerate(tensors[1:], 1):
+        chosen = torch.where(best == place, tensor, chosen)
+    return chosen
 
 
-def _copy(params: Params) -> Params:
-    """A model under the names of the private copy."""
-    return {_START + name: tensor.clone() for name, tensor in params.items()}
+def _choice(best: Tensor, networks: Sequence[Params]) -> Params:
+    """The network at the place ``best``."""
+    return {name: _chosen(best, [own[name] for own in networks]) for name in networks[0]}
