@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -20,6 +19,7 @@ import cloudpickle
 import torch
 
 from fedc2i.core.errors import UserError
+from fedc2i.engine.executors.workers.sent_error import sent_error
 
 Report = Callable[[Any], None]
 _START = (
@@ -133,14 +133,7 @@ def _answer(function: Callable[[Any, Report], Any], message: bytes, connection: 
     def report(content: Any) -> None:
         connection.send_bytes(cloudpickle.dumps(("report", content)))
 
-    content: bytes
     try:
         return bytes(cloudpickle.dumps(("answer", function(cloudpickle.loads(message), report))))
     except Exception as error:
-        error.add_note("In a worker process:\n" + traceback.format_exc())
-        try:
-            content = cloudpickle.dumps(("error", error))
-            cloudpickle.loads(content)  # some exceptions can be written but not read
-        except Exception:
-            content = cloudpickle.dumps(("error", RuntimeError(f"{type(error).__name__}: {error}")))
-        return content
+        return sent_error(error)

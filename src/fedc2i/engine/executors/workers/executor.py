@@ -11,7 +11,6 @@ the layout of tensors.
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -264,16 +263,11 @@ def serve(line: int, answers: int, inputs: int, data: int) -> None:
 
 def _answer(state: _WorkerState, message: bytes) -> bytes | None:
     """What a message is answered with: only a ``step`` that went well needs nothing."""
-    content: bytes
     try:
         kind, *rest = cloudpickle.loads(message)
         answer = getattr(state, kind)(*rest)
         return None if kind == "step" else bytes(cloudpickle.dumps(("answer", answer)))
     except Exception as error:
-        error.add_note("In a worker process:\n" + traceback.format_exc())
-        try:
-            content = cloudpickle.dumps(("error", error))
-            cloudpickle.loads(content)  # some exceptions can be written but not read
-        except Exception:
-            content = cloudpickle.dumps(("error", RuntimeError(f"{type(error).__name__}: {error}")))
-        return content
+        from fedc2i.engine.executors.workers.sent_error import sent_error
+
+        return sent_error(error)
