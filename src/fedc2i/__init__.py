@@ -1,9 +1,9 @@
 """Influence-oriented personalised federated learning: each site measures whose knowledge helps it.
 
-`run` and `compare` run methods on a `Federation` of clients, `resume` continues an interrupted run; `load`,
-`from_table` and `from_arrays` make a federation. A new method is a subclass of `Method`, a new model comes from
-`split`. `read_run` and `read_model` read a run folder back, `predict` applies a client's model to new rows
-or images, `export` writes it for other programs.
+`run` and `compare` run methods on a `Federation` of clients, `resume` continues an interrupted run, and
+`contribution` measures which client helps which; `load`, `from_table` and `from_arrays` make a federation. A new method
+is a subclass of `Method`, a new model comes from `split`. `read_run` and `read_model` read a run folder back, `predict`
+applies a client's model to new rows or images, `export` writes it for other programs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:  # what type checkers and editors see; names are imported on first use, see `__getattr__`
-    from fedc2i.api import compare, resume, run
+    from fedc2i.analysis.contribution.records import Contribution
+    from fedc2i.api import compare, contribution, resume, run
     from fedc2i.core.errors import UserError
     from fedc2i.core.options import option
     from fedc2i.core.params import mix
@@ -41,6 +42,7 @@ __all__ = [
     "Batch",
     "Client",
     "Comparison",
+    "Contribution",
     "Download",
     "Federation",
     "Message",
@@ -61,6 +63,7 @@ __all__ = [
     "client_losses",
     "compare",
     "comparison_table",
+    "contribution",
     "export",
     "from_arrays",
     "from_table",
@@ -81,7 +84,8 @@ __all__ = [
 ]
 
 _NAMES_IN = {
-    "api": ("compare", "resume", "run"),
+    "analysis.contribution.records": ("Contribution",),
+    "api": ("compare", "contribution", "resume", "run"),
     "core.errors": ("UserError",),
     "core.options": ("option",),
     "core.params": ("mix",),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedc2i
 from analysis.test_shapley import by_definition
 from fedc2i.analysis.contribution import records
 from fedc2i.analysis.contribution.coalitions import CoalitionRuns, restricted
@@ -170,6 +171,21 @@ def test_coalitions_are_computed_once(make_federation: Callable[..., Federation]
     assert repr(again) == repr(first)
     assert "0 runs, 5 are there already" in said[0]
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_python_function(tmp_path: Path) -> None:
+    data, settings = table_federation(2), {**QUICK, "model": "logistic", "seeds": (0, 1)}
+    found = fedc2i.contribution("fedavg", data, **settings)
+    assert isinstance(found, fedc2i.Contribution)
+    table = found.to_pandas()
+    assert len(table) == len(found.rows)
+    assert {*table.verdict} <= {"helps", "costs", "not told from zero"}
+    assert fedc2i.contribution("fedavg", data, out=tmp_path / "new" / "one", **settings) == found
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "new").rglob("summary.json")}
+    assert fedc2i.contribution("fedavg", data, out=tmp_path / "new" / "one", **settings) == found
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "new").rglob("summary.json")}
+    with pytest.raises(UserError, match="clients of the method local share nothing"):
+        fedc2i.contribution("local", data, **settings)
 
 
 def test_many_clients_are_sampled_and_stop(tmp_path: Path) -> None:

@@ -14,15 +14,21 @@ import torch
 
 pytest.importorskip("flwr.app")
 from fakes import identity, look_at_once  # noqa: F401
+from flwr.app import ConfigRecord, RecordDict
 from guarded_sites import GuardedSites, quick  # noqa: F401
 
 from fedc2i import Federation, UserError
 from fedc2i.deploy.audit import RENEWED, AuditLog
+from fedc2i.deploy.guard import Guard
+from fedc2i.deploy.job import Job
 from fedc2i.deploy.policy import COMMENTED, OPEN, SitePolicy, Spent
 from fedc2i.deploy.run_description import RunTerms, read_terms
 from fedc2i.deploy.site_folder import read_site
+from fedc2i.deploy.superlink import _app
+from fedc2i.deploy.worker import Worker
 from fedc2i.engine.accountant import epsilon
-from fedc2i.flower.message_format import Answer, Task
+from fedc2i.flower import compat
+from fedc2i.flower.message_format import GREETING, Answer, Introduction, Task
 from fedc2i.runs.finished_run import read_run
 
 TERMS = RunTerms("fedc2i", "lenet5", 0, 20, 1.0, 2.0, "", "{}")
@@ -68,6 +74,9 @@ def test_a_policy_that_cannot_be_meant_is_refused(values: dict[str, Any], says: 
         ({"largest_clip": 0.5}, {"clip": 0.0}, "the run has 0"),
         ({"least_noise": 3.0}, {}, "noise of at least 3, the run has 2"),
         ({}, {"attack": "sign-flip@a"}, "attack"),
+        ({}, {"contribution": True, "noise": 0.0}, "nobody measure contributions"),
+        ({"contribution": True}, {"contribution": True}, "lets no scores leave"),
+        ({"contribution": True, "scores": "never"}, {"contribution": True, "noise": 0.0}, "lets no scores leave"),
         ({"hours": "18:00-06:00"}, {}, "from 18:00 to 06:00, it is 12:00 there"),
         ({"hours": "06:00-12:00"}, {}, "it is 12:00 there"),
         ({"runs": 2}, {}, "allows 2 runs, which are used up"),
@@ -95,6 +104,15 @@ def test_tasks_that_are_refused(policy: dict[str, Any], terms: dict[str, Any], s
 )
 def test_tasks_at_the_limit_are_done(policy: dict[str, Any]) -> None:
     SitePolicy(**policy).check_task(TASK, TERMS, Spent(("a", "b"), (2.0, 2.0)), NOON)
+
+
+def test_a_site_agrees_to_contributions_if_its_policy_does_and_scores_leave() -> None:
+    free = replace(TERMS, contribution=True, noise=0.0)
+    SitePolicy(contribution=True).check_task(TASK, free, Spent(), NOON)
+    SitePolicy(contribution=True, scores="always").check_task(TASK, replace(free, noise=2.0), Spent(), NOON)
+    assert SitePolicy(contribution=True).agrees
+    assert not SitePolicy().agrees
+    assert not SitePolicy(contribution=True, scores="never").agrees
 
 
 def test_a_run_that_was_begun_is_not_cut_off_by_the_number_of_runs() -> None:
@@ -199,3 +217,18 @@ def test_patience_needs_scores(tmp_path: Path, make_federation: Callable[..., Fe
     sites = GuardedSites(tmp_path, make_federation((12, 9, 7), validation=4), SitePolicy(scores="never"))
     with pytest.raises(UserError, match="patience"):
         sites.run(rounds=3, patience=1)
+
+
+def test_the_introduction_says_whether_a_site_agrees_to_contributions(
+    tmp_path: Path, make_federation: Callable[..., Federation]
+) -> None:
+    sites = GuardedSites(tmp_path, make_federation((8, 8)), SitePolicy(contribution=True))
+    change_policy(tmp_path / "south", contribution=True, scores="never")
+    with _app(Job(tmp_path / "run", "fedavg")) as app:
+        bundle = compat.bundle(app)
+    said = {}
+    for name in ("north", "south"):
+        greeting = RecordDict({"greeting": ConfigRecord({"rejected": ""})})
+        said[name] = Introduction.from_record(Guard(tmp_path / name, Worker()).answer(bundle, GREETING, greeting))
+    assert (said["north"].contribution, said["south"].contribution) == (True, False)
+    assert sites.said == []

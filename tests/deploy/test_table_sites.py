@@ -128,7 +128,7 @@ def test_an_introduction_holds_the_schema_and_nothing_else_of_the_table(tmp_path
     site_at(tmp_path, "south", file, clients="site", client="south")
     told = site_home(tmp_path / "south").introduction()
     content = json.loads(told.to_record()["introduction"]["json"])
-    assert set(content) == {"name", "samples", "classes", "input", "schema"}
+    assert set(content) == {"name", "samples", "classes", "input", "schema", "contribution"}
     assert {frozenset(own) for own in content["schema"]} == {frozenset({"name", "kind", "categories", "missing"})}
     assert content["classes"] == ["no", "yes"]
     assert {own["name"]: own["categories"] for own in content["schema"]} == {

@@ -24,7 +24,7 @@ TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path 
 README = TEXTS["README.md"]
 
 # Pages whose Python code a reader runs from top to bottom; the snippets of the README are independent of each other.
-WHOLE = ("docs/add-a-method.md", "docs/privacy.md", "docs/tables-and-signals.md")
+WHOLE = ("docs/add-a-method.md", "docs/contribution.md", "docs/privacy.md", "docs/tables-and-signals.md")
 
 # The same five clients with a tenth of their images, so that a snippet runs unchanged but sooner.
 SMALL = """
@@ -87,7 +87,12 @@ def few_digits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     digits._build.cache_clear()
 
 
-@pytest.mark.parametrize("name", [name for name in CODE if name != ALONE])
+SLOW = ("docs/contribution.md",)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CODE if name != ALONE]
+)
 @pytest.mark.usefixtures("few_digits")
 def test_code_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedc2i.cli import site_runs
+from fedc2i.cli.coordinator_contribution import LEAST_SITES, contribution
 from fedc2i.cli.shared import Json, Set, say, setting_flags, values_of
 from fedc2i.cli.site_runs import MethodName
 from fedc2i.core.errors import UserError
@@ -23,7 +24,6 @@ app = typer.Typer(
     help="Coordinate a federation: its certificates, and who takes part.", no_args_is_help=True, add_completion=False
 )
 
-LEAST_SITES = 2  # that a round needs by default
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.", show_default=False)]
 
 
@@ -198,3 +198,6 @@ def start(
     finally:
         link.stop()
     site_runs.show_run(job.out, json)
+
+
+app.command()(contribution)

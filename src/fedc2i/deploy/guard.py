@@ -60,7 +60,7 @@ class Guard:
                 self._admit(site, files)
                 root = stack.enter_context(unpacked(files, self._folder)) if files else None
                 if kind == GREETING:
-                    found = self._introduce(Request(str(self._folder), kind), content)
+                    found = self._introduce(site, Request(str(self._folder), kind), content)
                 else:
                     found = self._work(site, kind, content, root, told)
                 if told.get("stage") not in KEYS:
@@ -76,10 +76,9 @@ class Guard:
         site.policy.check_code(list(files), sandbox.missing())
         CodeStore(self._folder).require_approved(files, site.sender())
 
-    def _introduce(self, request: Request, content: RecordDict) -> RecordDict:
-        found = self._worker.ask(request, content, OVERHEAD)
-        Introduction.from_record(found)
-        return found
+    def _introduce(self, site: SiteFolder, request: Request, content: RecordDict) -> RecordDict:
+        found = Introduction.from_record(self._worker.ask(request, content, OVERHEAD))
+        return replace(found, contribution=site.policy.agrees).to_record()
 
     def _work(
         self, site: SiteFolder, kind: str, content: RecordDict, root: Path | None, told: dict[str, Any]
@@ -166,7 +165,7 @@ class Guard:
 
 
 def _described(terms: RunTerms) -> dict[str, Any]:
-    return {name: value for name, value in asdict(terms).items() if name != "attack" or value}
+    return {name: value for name, value in asdict(terms).items() if name not in ("attack", "contribution") or value}
 
 
 def _sent(answer: Answer, upload: str) -> dict[str, Any]:

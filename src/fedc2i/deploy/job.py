@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import plugin_checksums, plugin_file, write_atomically
@@ -34,6 +34,8 @@ class Job:
         classes: the classes' names; if empty, those that the sites have.
         wait: seconds to wait for the sites at the start.
         policy: how long to wait for whom in a round, and how models travel.
+        purpose: ``run``; ``survey``: only ask the sites who they are; ``contribution``: a run among a coalition of
+            sites, which each of them must have agreed to.
         local: where the folders of all sites lie, seen from ``out``, if they are all on this machine; see
             `fedc2i.deploy.local_federation`.
     """
@@ -47,6 +49,7 @@ class Job:
     classes: tuple[str, ...] = ()
     wait: float = 300.0
     policy: Policy = field(default_factory=Policy)
+    purpose: Literal["run", "survey", "contribution"] = "run"
     local: str = ""
 
     @property
@@ -66,8 +69,8 @@ class Job:
 
     @property
     def is_finished(self) -> bool:
-        """Whether its folder holds a finished run."""
-        return (self.out / "summary.json").is_file()
+        """Whether its folder holds a finished run, or a finished survey."""
+        return (self.out / (RUN_FILE if self.purpose == "survey" else "summary.json")).is_file()
 
     def write(self) -> Path:
         """Writes it into its run folder; returns the file."""

@@ -41,6 +41,7 @@ class_counts = false        # whether counts of samples by class, and which clas
 prototypes = false          # whether means of features by class may leave
 secure_aggregation = 0      # uploads leave only masked, in a mean of this many sites or more, 3 at least; 0: always
 partners = []               # fingerprints (SHA256:...) of other sites' keys; uploads are added up with theirs alone
+contribution = false        # whether contributions of sites may be measured with it; each run for that counts in `runs`
 attacks = false             # whether a run may make this site attack it, for rehearsals
 runs = 100                  # runs (each seed is one) until `fedc2i site renew`; 0: no limit
 epsilon = 0.0               # total ε until `fedc2i site renew`; above 0 also refuses uploads without noise
@@ -81,6 +82,7 @@ class SitePolicy:
     prototypes: bool = False
     secure_aggregation: int = 0
     partners: tuple[str, ...] = ()
+    contribution: bool = False
     attacks: bool = False
     runs: int = 100
     epsilon: float = 0.0
@@ -154,6 +156,10 @@ class SitePolicy:
             raise UserError(
                 "its policy lets uploads leave only masked (secure_aggregation); the run needs --secure-aggregation"
             )
+        if terms.contribution and not self.contribution:
+            raise UserError("its policy lets nobody measure contributions with it (contribution)")
+        if terms.contribution and self._hides_scores(terms.noise):
+            raise UserError("its policy lets no scores leave (scores), and contributions are measured by scores")
         if terms.attack and not self.attacks:
             raise UserError("its policy allows no run with attack")
         if self.hours and not self._is_open(now):
@@ -169,6 +175,14 @@ class SitePolicy:
                     f"its policy allows ε = {self.epsilon:g} in all, and with this upload it would be {total:.4g}; "
                     "`fedc2i site renew` at the site"
                 )
+
+    @property
+    def agrees(self) -> bool:
+        """Whether contributions may be measured with this site."""
+        return self.contribution and not self._hides_scores(0.0)
+
+    def _hides_scores(self, noise: float) -> bool:
+        return self.scores == "never" or (self.scores == "without-noise" and noise > 0)
 
     def _is_open(self, now: datetime) -> bool:
         begin, end = self.hours.split("-")
@@ -196,8 +210,7 @@ class SitePolicy:
             raise UserError(
                 f"its policy allows {self.largest_upload:g} MB in an answer, this has {answer.bytes / 1e6:g}"
             )
-        hidden = self.scores == "never" or (self.scores == "without-noise" and noise > 0)
-        return Answer(answer.upload, answer.report, {}, answer.bytes) if hidden else answer
+        return Answer(answer.upload, answer.report, {}, answer.bytes) if self._hides_scores(noise) else answer
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -212,4 +225,12 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and (kind is not int or value >= 0)
 
 
-OPEN = SitePolicy(scores="always", class_counts=True, prototypes=True, attacks=True, runs=0, largest_upload=1e6)
+OPEN = SitePolicy(
+    scores="always",
+    class_counts=True,
+    prototypes=True,
+    contribution=True,
+    attacks=True,
+    runs=0,
+    largest_upload=1e6,
+)

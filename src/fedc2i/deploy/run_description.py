@@ -34,8 +34,8 @@ from fedc2i.runs.settings import RunSettings, make
 PLUGINS = "plugins"  # a folder of the Flower App
 
 
-def describe(plan: Plan, seed: int) -> str:
-    """Describes a plan with one seed."""
+def describe(plan: Plan, seed: int, contribution: bool = False) -> str:
+    """Describes a plan with one seed, and whether contributions are measured by it."""
     if plan.config.attack and plan.config.noise:
         raise UserError("over real sites attack and noise exclude each other: what an attacker sends has no noise")
     sent = [name for name in names(RunSettings, scope="run") if name != "seeds"]
@@ -56,6 +56,7 @@ def describe(plan: Plan, seed: int) -> str:
             "schema": None if schema is None else schema.to_json(),
             "fingerprint": fingerprint(context.first_model("", plan.config.init)),
             "constants": _constants(plan.model, plan.config),
+            "contribution": contribution,
         },
         default=str,
     )
@@ -83,6 +84,7 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
             raise ValueError(f"weights in '{settings['weights']}'")
         kind, name, own = parse_method(str(settings["method"]))
         config = make(kind, {**settings, **own, "method": name, "seeds": [int(values["seed"])]})
+        _measures_contribution(values)
         version, expected, constants = (str(values[name]) for name in ("version", "fingerprint", "constants"))
         if len(classes) > MOST_CLASSES:
             raise ValueError(f"{len(classes):,} classes")
@@ -99,6 +101,13 @@ def understand(text: str, root: Path | None = None) -> tuple[Assignment, tuple[s
     if _constants(model, config) != constants:
         raise UserError(f"its model '{config.model}' starts from other weights than the coordinator's")
     return Assignment(context, config, schema, config.to_toml()), classes
+
+
+def _measures_contribution(values: Mapping[str, Any]) -> bool:
+    found = values.get("contribution", False)
+    if not isinstance(found, bool):
+        raise TypeError("contribution is neither true nor false")
+    return found
 
 
 def _constants(model: Model, config: RunSettings) -> str:
@@ -120,6 +129,7 @@ class RunTerms:
     settings: str  # all that were given, as JSON
     secure_aggregation: bool = False
     secure_range: float = 64.0
+    contribution: bool = False  # whether it is one of several runs that measure contributions
 
 
 def read_terms(text: str) -> RunTerms:
@@ -133,6 +143,7 @@ def read_terms(text: str) -> RunTerms:
         shared = {key: value for key, value in settings.items() if key != "options"}
         config = make(kind, {**shared, **own, "options": nested, "method": name, "seeds": [int(values["seed"])]})
         given = json.dumps({"seed": values["seed"], **dict(values["settings"])}, sort_keys=True)
+        contribution = _measures_contribution(values)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise UserError(f"the run's description is not valid ({reason})") from None
@@ -147,6 +158,7 @@ def read_terms(text: str) -> RunTerms:
         given,
         config.secure_aggregation,
         config.secure_range,
+        contribution,
     )
 
 

@@ -8,8 +8,6 @@ and what every run folder holds, but for the models, which stay at the sites
 
 from __future__ import annotations
 
-import json
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +17,8 @@ from flwr.serverapp import Grid as FlowerGrid
 from flwr.serverapp import ServerApp
 
 from fedc2i.core.errors import UserError
-from fedc2i.core.files import to_json, write_atomically, writing
-from fedc2i.data.federation import InputSpec
-from fedc2i.data.remote import RemoteFederation
-from fedc2i.data.schema import Schema
+from fedc2i.core.files import writing
+from fedc2i.deploy.enrolled_sites import Enrolled, enrol, enrolled
 from fedc2i.deploy.job import RUN_FILE, Job
 from fedc2i.deploy.keys import pem_public
 from fedc2i.deploy.run_counters import RunCounters
@@ -34,7 +30,6 @@ from fedc2i.flower import compat
 from fedc2i.flower.connections import Grid, SiteConnections
 from fedc2i.flower.coordinator import Coordinator
 from fedc2i.flower.enrolment import common_federation, reject_incompatible, wait_for_sites
-from fedc2i.flower.message_format import Introduction
 from fedc2i.flower.site import Assignment
 from fedc2i.report import figures
 from fedc2i.report.progress import rejected_uploads
@@ -53,9 +48,30 @@ app = ServerApp()
 def main(grid: FlowerGrid, context: Context) -> None:
     """Runs the job; an error that the user can correct becomes one line instead of a traceback."""
     try:
-        run_job(grid, Job.from_config(context.run_config), lambda line: print(f"fedc2i: {line}", flush=True))
+        serve(grid, Job.from_config(context.run_config), lambda line: print(f"fedc2i: {line}", flush=True))
     except UserError as error:
         raise RuntimeError(str(error)) from None  # with other exceptions Flower takes a minute to notice the end
+
+
+def serve(grid: Grid, job: Job, say: Say) -> None:
+    """Does a job, whatever its purpose."""
+    if job.purpose == "survey":
+        survey(grid, job, say)
+    else:
+        run_job(grid, job, say)
+
+
+def survey(grid: Grid, job: Job, say: Say) -> None:
+    """Asks the sites who they are, and writes it down; a `UserError` if too few answer, or they do not fit together."""
+    say = _logged(say, job.out / "log.txt")
+    try:
+        connections = _connections(grid, job, say)
+        found = _begin(job, connections, say)
+        reject_incompatible(connections, found.federation, job.policy.min_sites)
+    except UserError as error:
+        (job.out / RUN_FILE).unlink(missing_ok=True)
+        say(f"error: {error}")
+        raise
 
 
 def run_job(grid: Grid, job: Job, say: Say) -> Result:
@@ -75,9 +91,9 @@ def run_job(grid: Grid, job: Job, say: Say) -> Result:
 
 
 def _run_job(grid: Grid, job: Job, say: Say) -> Result:
-    keys = {pem_public(line): name for name, line in job.keys.items()} or None
-    connections = SiteConnections(grid, say, keys, ttl=2 * job.policy.deadline + 60)
-    run, federation = _resume(job, connections, say) or _begin(job, connections, say)
+    connections = _connections(grid, job, say)
+    sites = _resume(job, connections, say) or _begin(job, connections, say)
+    run, federation = sites.run, sites.federation
     job.write()
     reject_incompatible(connections, federation, job.policy.min_sites)
     plan = prepare([job.method], {**job.settings, **job.policy.settings(), "device": "cpu"}, federation)[0]
@@ -90,7 +106,7 @@ def _run_job(grid: Grid, job: Job, say: Say) -> Result:
 
     def coordinator(seed: int) -> Coordinator:
         context = RunContext(plan.method, plan.model, plan.config, plan.config.rounds, seed)
-        work, setup = Assignment(context, plan.config), describe(plan, seed)
+        work, setup = Assignment(context, plan.config), describe(plan, seed, job.purpose == "contribution")
         return Coordinator(connections, federation, work, job.policy, f"{run}-seed{seed}", setup, say)
 
     counters = RunCounters(len(federation.names))
@@ -108,6 +124,11 @@ def _run_job(grid: Grid, job: Job, say: Say) -> Result:
     found = f"mean {words.name} {scores}" if known else "the sites' policies let no scores leave"
     say(f"finished: {found}{rejected_uploads(result.refused)}")
     return result
+
+
+def _connections(grid: Grid, job: Job, say: Say) -> SiteConnections:
+    keys = {pem_public(line): name for name, line in job.keys.items()} or None
+    return SiteConnections(grid, say, keys, ttl=2 * job.policy.deadline + 60)
 
 
 def _line(report: Round, rounds: int, elapsed: float, metric: str) -> str:
@@ -130,44 +151,23 @@ def _of(report: Round, point: Point) -> str:
     return "" if scored == len(report.participants) else f" (of {scored})"
 
 
-def _begin(job: Job, connections: SiteConnections, say: Say) -> tuple[str, RemoteFederation]:
+def _begin(job: Job, connections: SiteConnections, say: Say) -> Enrolled:
     """Waits for the sites, and writes down who they are."""
     there = wait_for_sites(connections, job.sites, job.count, job.policy.min_sites, job.wait, say, job.policy.poll)
     names = job.sites or tuple(own.name for own in there)
+    if job.purpose == "survey":
+        names = tuple(own.name for own in there)
     federation = common_federation(there, names, job.classes, say)
-    run = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    described = {
-        "run": run,
-        "job": job.digest,
-        "names": names,
-        "classes": federation.classes,
-        "input": federation.input.to_json(),
-        "schema": None if federation.schema is None else federation.schema.to_json(),
-        "sizes": {name: dict(own) for name, own in federation.sizes.items()},
-        "files": job.checksums(),
-    }
-    write_atomically(job.out / RUN_FILE, to_json(described).encode())
-    return run, federation
+    return enrol(job, federation, [own.name for own in there if own.contribution])
 
 
-def _resume(job: Job, connections: SiteConnections, say: Say) -> tuple[str, RemoteFederation] | None:
+def _resume(job: Job, connections: SiteConnections, say: Say) -> Enrolled | None:
     """The run that was started in this folder, if there is one; waits for all its sites, not only for the first."""
-    path = job.out / RUN_FILE
-    if not path.is_file():
-        return None
-    job.refuse_changed_files()
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if values["job"] != job.digest:
-            raise UserError(f"{job.out}: holds a run with other settings; choose another --out")
-        classes, sample = tuple(values["classes"]), InputSpec.from_json(values["input"])
-        schema = None if values.get("schema") is None else Schema.from_json(values["schema"])
-        there = [Introduction(name, own, classes, sample, schema) for name, own in values["sizes"].items()]
-        run, federation = str(values["run"]), common_federation(there, values["names"], classes, say)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); choose another --out") from None
-    wait_for_sites(connections, federation.names, 0, job.policy.min_sites, job.wait, say, job.policy.poll)
-    return run, federation
+    found = enrolled(job, say)
+    if found is not None:
+        names = found.federation.names
+        wait_for_sites(connections, names, 0, job.policy.min_sites, job.wait, say, job.policy.poll)
+    return found
 
 
 def _logged(say: Say, path: Path) -> Say:

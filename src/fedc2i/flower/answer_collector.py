@@ -31,6 +31,7 @@ class Policy:
     poll: float = 0.25  # seconds between looks for replies
     secure: bool = False  # whether uploads travel under masks, and only their mean is seen
     secure_range: float = 64.0  # the largest number in an upload then
+    strict: bool = False  # whether one site that fails ends the run
 
     def check(self, sites: int) -> None:
         """Raises a `UserError` if a round has too few sites for secure aggregation."""
@@ -152,6 +153,8 @@ class AnswerCollector:
                 raise UserError(reply.problem)
             answer = Answer.from_record(reply.content)
         except UserError as error:
+            if self._policy.strict:
+                raise UserError(f"{reply.site}: {error}") from None
             self._say(f"round {reply.round}: {reply.site} failed: {error}")
             return False
         if reply.serial == self._serial:

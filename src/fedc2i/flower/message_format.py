@@ -160,6 +160,7 @@ class Introduction:
     classes: tuple[str, ...]
     input: InputSpec
     schema: Schema | None = None  # of a table: names and kinds of its columns, their categories, whether values miss
+    contribution: bool = False  # whether contributions may be measured with it
 
     def to_record(self) -> RecordDict:
         """The content of a reply."""
@@ -178,7 +179,8 @@ class Introduction:
             values: dict[str, Any] = json.loads(text)
             name, samples = values["name"], {part: values["samples"][part] for part in _SPLITS}
             schema = None if values.get("schema") is None else Schema.from_json(values["schema"])
-            found = cls(name, samples, tuple(values["classes"]), InputSpec.from_json(values["input"]), schema)
+            agrees = values.get("contribution", False) is True
+            found = cls(name, samples, tuple(values["classes"]), InputSpec.from_json(values["input"]), schema, agrees)
         except UserError as error:
             raise UserError(f"its introduction is not valid ({error})") from None
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedc2i.analysis.contribution.shapley import Coalition
+from fedc2i.analysis.contribution.uncertainty import coalition_scores
 from fedc2i.core.errors import UserError
 from fedc2i.core.settings import cores
 from fedc2i.engine.records import Point, Predictions, Round
@@ -27,6 +28,8 @@ from fedc2i.runs.side_by_side_runs import Report, side_by_side
 Array = np.ndarray[Any, Any]
 RUNS = "coalitions"  # the folder of their runs
 ON_GPU = 4  # processes that share one
+REACHED = 0.1  # of its standard error: so close to everyone's log-loss, an order is not followed further
+FEWEST_OF_CLASS = 5  # test samples of a class
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,47 @@ class Work:
     runs: int
     of_runs: int
     share: float
+
+
+class Game(Protocol):
+    """Runs among coalitions, wherever they are computed, and what they are worth to each member."""
+
+    @property
+    def plan(self) -> Plan:
+        """Of everyone's run."""
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        """Takes one line for a person."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a reader should know of such values."""
+
+    @property
+    def count(self) -> int:
+        """Of the coalitions computed so far; all single clients are one."""
+
+    def has(self, coalitions: Iterable[Coalition]) -> bool:
+        """Whether all of these are computed."""
+
+    def missing(self, coalitions: Iterable[Coalition]) -> list[Coalition]:
+        """Those still to be computed, the largest first."""
+
+    def compute(self, coalitions: Iterable[Coalition]) -> None:
+        """Runs those that are missing, and reads all."""
+
+    def values(self, coalition: Coalition, receiver: int, metric: str, point: Point, label: int | None) -> Array:
+        """``(seeds, 1 + resamples)`` of a receiver's score, higher is better; of one class alone, if it is given."""
+
+    def has_reached(self, coalition: Coalition, receiver: int) -> bool:
+        """Whether the receiver's score is that of everyone's run, so that an order need not be followed further."""
+
+    def labels(self, receiver: int) -> list[int]:
+        """Classes of which values can be had for a receiver."""
+
+    def results(self, coalition: Coalition) -> list[Result]:
+        """The runs of all seeds."""
 
 
 def require(plan: Plan) -> None:
@@ -94,6 +138,7 @@ class CoalitionRuns:
     folder: Path
     on_work: Callable[[Work], None] = lambda work: None
     say: Callable[[str], None] = lambda line: None
+    notes: Sequence[str] = ()
     _predictions: dict[Coalition, Predictions] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -106,16 +151,16 @@ class CoalitionRuns:
 
     def has(self, coalitions: Iterable[Coalition]) -> bool:
         """Whether all of these are computed."""
-        return {*map(_key, coalitions)} <= self._predictions.keys()
+        return {*map(run_of, coalitions)} <= self._predictions.keys()
 
     def missing(self, coalitions: Iterable[Coalition]) -> list[Coalition]:
         """Those still to be computed, the largest first."""
-        found = [own for own in {*map(_key, coalitions)} if self._cache.missing(restricted(self.plan, own))]
+        found = [own for own in {*map(run_of, coalitions)} if self._cache.missing(restricted(self.plan, own))]
         return sorted(found, key=lambda own: (-self._size(own), sorted(own)))
 
     def compute(self, coalitions: Iterable[Coalition]) -> None:
         """Runs those that are missing, and reads all."""
-        wanted = [own for own in {*map(_key, coalitions)} if own not in self._predictions]
+        wanted = [own for own in {*map(run_of, coalitions)} if own not in self._predictions]
         jobs = self.missing(wanted)
         plan, cache, sizes = self.plan, self._cache, {own: self._size(own) for own in jobs}
         rounds, seeds = plan.config.rounds, len(plan.config.seeds)
@@ -143,13 +188,35 @@ class CoalitionRuns:
 
     def scores(self, coalition: Coalition, receiver: int, point: Point) -> tuple[Array, Array]:
         """Log-probabilities ``(seeds, N, C)`` of the receiver's test samples after training there, and labels."""
-        found = self._predictions[_key(coalition)]
+        found = self._predictions[run_of(coalition)]
         rows = found.rows(receiver if len(coalition) == 1 else sorted(coalition).index(receiver))
         return np.stack([found.logs[seed, point][rows] for seed in self.plan.config.seeds]), found.labels[rows]
 
+    def values(self, coalition: Coalition, receiver: int, metric: str, point: Point, label: int | None) -> Array:
+        """``(seeds, 1 + resamples)`` of a receiver's score, by its predictions for test samples."""
+        logs, labels = self.scores(coalition, receiver, point)
+        rows = slice(None) if label is None else labels == label
+        return coalition_scores(logs[:, rows], labels[rows], metric)
+
+    def has_reached(self, coalition: Coalition, receiver: int) -> bool:
+        """Whether the receiver's log-loss is that of everyone's federation, far within its standard error."""
+        everyone = frozenset(range(len(self.plan.federation.names)))
+        losses = []
+        for own in (everyone, coalition):
+            logs, labels = self.scores(own, receiver, self.plan.method.headline)
+            losses.append(-logs.astype(np.float64)[:, np.arange(len(labels)), labels].mean(0))
+        difference = losses[1] - losses[0]
+        error = difference.std(ddof=1) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
+        return bool(abs(difference.mean()) <= REACHED * error)
+
+    def labels(self, receiver: int) -> list[int]:
+        """Classes of which a receiver has some test samples."""
+        counts = self.plan.federation.clients[receiver].test.y.bincount().tolist()
+        return [label for label, count in enumerate(counts) if count >= FEWEST_OF_CLASS]
+
     def results(self, coalition: Coalition) -> list[Result]:
         """The runs of all seeds, as they were written."""
-        plan = restricted(self.plan, _key(coalition))
+        plan = restricted(self.plan, run_of(coalition))
         return [read_run(self._cache.folder(plan, seed)) for seed in plan.config.seeds]
 
     def _read(self, coalition: Coalition) -> Predictions:
@@ -163,8 +230,8 @@ class CoalitionRuns:
         return len(self.plan.federation.names) if len(coalition) == 1 else len(coalition)
 
 
-def _key(coalition: Coalition) -> Coalition:
-    """All single clients are one run."""
+def run_of(coalition: Coalition) -> Coalition:
+    """The coalition by which its run is known: all single clients are one run."""
     return coalition if len(coalition) > 1 else frozenset({0})
 
 

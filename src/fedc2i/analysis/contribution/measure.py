@@ -11,10 +11,10 @@ import numpy as np
 
 from fedc2i.analysis import weights
 from fedc2i.analysis.contribution import shapley
-from fedc2i.analysis.contribution.coalitions import Array, CoalitionRuns, Work, require
+from fedc2i.analysis.contribution.coalitions import Array, CoalitionRuns, Game, Work, require
 from fedc2i.analysis.contribution.records import GAIN, MEASURES, Agreement, Contribution, Row, Score
 from fedc2i.analysis.contribution.shapley import MOST_EXACT, Coalition, Contrast, Ring
-from fedc2i.analysis.contribution.uncertainty import Estimate, coalition_scores, estimate, holm
+from fedc2i.analysis.contribution.uncertainty import Estimate, estimate, holm
 from fedc2i.analysis.rank_agreement import agree_overall
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.runs.plan import Plan
@@ -22,9 +22,8 @@ from fedc2i.training.metrics import HIGHER_IS_BETTER
 
 MOST_RUNS = 400  # coalitions, where not all are run
 FEWEST_RINGS, MOST_RINGS = 3, 50
-REACHED = 0.1  # of its standard error: so close to everyone's log-loss, an order is not followed further
 OF_CLASS = ("accuracy", "loss")  # scores of the samples of one class
-FEWEST_OF_CLASS = 5  # test samples of a class
+FEW_SEEDS = 5  # below, a reader is told that intervals are wide
 MOST_OF_CLASS = 4000  # pairs and classes, in a file that a person still reads
 
 
@@ -49,7 +48,13 @@ def contribution(
         UserError: for settings that mean nothing among fewer clients.
     """
     require(plan)
-    runs, clients = CoalitionRuns(plan, folder, on_work, say), len(plan.federation.names)
+    return measured(CoalitionRuns(plan, folder, on_work, say), folder, most_runs)
+
+
+def measured(runs: Game, folder: Path, most_runs: int = MOST_RUNS) -> Contribution:
+    """The same by runs that may be computed elsewhere."""
+    plan = runs.plan
+    clients = len(plan.federation.names)
     if clients <= MOST_EXACT:
         wanted = [frozenset({0}), *shapley.every_coalition(clients)]
         _announce(runs, wanted, "all coalitions")
@@ -74,11 +79,11 @@ def contribution(
         runs.count,
         2 * len(orders.rings),
         orders.truncated,
-        {client.name: len(client.test) for client in plan.federation.clients},
+        {name: own.get("test", 0) for name, own in plan.federation.samples().items()},
         tuple(found.score(*own) for own in every),
         tuple(rows),
         tuple(_agreement(found, rows)),
-        tuple(_notes(plan, orders)),
+        (*_notes(plan, orders), *runs.notes),
     )
     own.write(folder)
     return own
@@ -103,7 +108,7 @@ class _Orders:
         return (shapley.mean_contrast(parts) if parts else None), parts
 
 
-def _announce(runs: CoalitionRuns, coalitions: Sequence[Coalition], what: str) -> None:
+def _announce(runs: Game, coalitions: Sequence[Coalition], what: str) -> None:
     """Says what is about to run, and how much that is."""
     clients, missing = len(runs.plan.federation.names), runs.missing(coalitions)
     size = sum(clients if len(own) == 1 else len(own) for own in missing) / clients
@@ -114,7 +119,7 @@ def _announce(runs: CoalitionRuns, coalitions: Sequence[Coalition], what: str) -
 # Orders of givers, where there are too many coalitions for all.
 
 
-def _draw_orders(runs: CoalitionRuns, most: int) -> _Orders:
+def _draw_orders(runs: Game, most: int) -> _Orders:
     """Draws rings until they add less to the intervals than test samples and seeds do."""
     clients = len(runs.plan.federation.names)
     everyone = frozenset(range(clients))
@@ -133,7 +138,7 @@ def _draw_orders(runs: CoalitionRuns, most: int) -> _Orders:
     return orders
 
 
-def _follow(runs: CoalitionRuns, orders: _Orders, ring: Ring) -> None:
+def _follow(runs: Game, orders: _Orders, ring: Ring) -> None:
     """Runs the coalitions of a ring, one length after the other; an order that has reached everyone's score ends."""
     number, clients = len(orders.rings), len(ring.order)
     active = {(receiver, forward) for receiver in ring.order for forward in (True, False)}
@@ -141,23 +146,11 @@ def _follow(runs: CoalitionRuns, orders: _Orders, ring: Ring) -> None:
         stretches = {key: ring.stretch(*key, length) for key in active}
         runs.compute(stretches.values())
         for key, coalition in stretches.items():
-            if _has_reached(runs, coalition, key[0]):
+            if runs.has_reached(coalition, key[0]):
                 orders.stops[number, *key] = length
                 orders.truncated += clients - 2 - length
                 active.remove(key)
     orders.rings.append(ring)
-
-
-def _has_reached(runs: CoalitionRuns, coalition: Coalition, receiver: int) -> bool:
-    """Whether the receiver's log-loss is that of everyone's federation, far within its standard error."""
-    everyone = frozenset(range(len(runs.plan.federation.names)))
-    point, losses = runs.plan.method.headline, []
-    for own in (everyone, coalition):
-        logs, labels = runs.scores(own, receiver, point)
-        losses.append(-logs.astype(np.float64)[:, np.arange(len(labels)), labels].mean(0))
-    difference = losses[1] - losses[0]
-    error = difference.std(ddof=1) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
-    return bool(abs(difference.mean()) <= REACHED * error)
 
 
 def _settled(found: Values, orders: _Orders) -> bool:
@@ -179,7 +172,7 @@ def _settled(found: Values, orders: _Orders) -> bool:
 class Values:
     """Scores of receivers after training among coalitions, with resamples."""
 
-    def __init__(self, runs: CoalitionRuns) -> None:
+    def __init__(self, runs: Game) -> None:
         self.runs, self.clients = runs, len(runs.plan.federation.names)
         self._found: dict[tuple[Coalition, int, str, Point, int | None], Array] = {}
 
@@ -195,9 +188,7 @@ class Values:
         for own in coalitions:
             key = own, receiver, metric, point, label
             if key not in self._found:
-                logs, labels = self.runs.scores(own, receiver, point)
-                rows = slice(None) if label is None else labels == label
-                self._found[key] = coalition_scores(logs[:, rows], labels[rows], metric)
+                self._found[key] = self.runs.values(own, receiver, metric, point, label)
             values[own] = self._found[key]
         return values
 
@@ -258,10 +249,8 @@ def _classes(found: Values, orders: _Orders) -> list[Row]:
         where, estimates = [], []
         for receiver, giver in found.pairs():
             contrast, rings = orders.contrasts(receiver, giver, found.clients)
-            counts = federation.clients[receiver].test.y.bincount(minlength=len(federation.classes)).tolist()
-            for label, count in enumerate(counts):
-                if contrast is None or count < FEWEST_OF_CLASS:
-                    continue
+            for label in [] if contrast is None else found.runs.labels(receiver):
+                assert contrast is not None
                 values = found.of(receiver, metric, point, contrast, label)
                 estimates.append(estimate(values, contrast, rings))
                 names = federation.names[giver], federation.names[receiver]
@@ -279,7 +268,7 @@ def _rows(where: Sequence[tuple[str, str, str, str, Point, str]], estimates: Seq
 # What the method itself says.
 
 
-def method_weights(runs: CoalitionRuns) -> dict[str, Array]:
+def method_weights(runs: Game) -> dict[str, Array]:
     """What the method measured in the run of all clients, by name ``(M, M)``: row m is what client m measured."""
     results = runs.results(frozenset(range(len(runs.plan.federation.names))))
     found = {}
@@ -320,7 +309,7 @@ def _notes(plan: Plan, orders: _Orders) -> list[str]:
     notes = []
     if len(plan.config.seeds) == 1:
         notes.append("One seed: the intervals are over test samples only; another seed trains other models.")
-    elif len(plan.config.seeds) < FEWEST_OF_CLASS:
+    elif len(plan.config.seeds) < FEW_SEEDS:
         notes.append(
             f"{len(plan.config.seeds)} seeds: intervals allow for that by Student's t, and are wide; more seeds narrow "
             "them."

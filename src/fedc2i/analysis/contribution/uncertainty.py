@@ -4,6 +4,8 @@ Three independent variances add up: that of the receiver's test samples, by a bo
 seeds see the same resamples; that of the mean over seeds, from the spread between seeds; and, where orders of givers
 were drawn, that of the mean over rings. Few seeds or rings make a variance uncertain, which Student's t allows for,
 with the degrees of freedom of Welch and Satterthwaite. Many pairs are corrected for by Holm's method.
+
+Where only scores are known and no predictions, as of real sites, there are no resamples and no variance of samples.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ def coalition_scores(logs: Array, labels: Array, metric: str) -> Array:
 
 
 def estimate(values: Mapping[Coalition, Array], contrast: Contrast, rings: Sequence[Contrast] = ()) -> Estimate:
-    """The weighted sum of coalitions' scores, each ``(seeds, 1 + resamples)``.
+    """The weighted sum of coalitions' scores, each ``(seeds, 1 + resamples)``; one seed without resamples has no error.
 
     Args:
         values: by coalition.
@@ -97,13 +99,15 @@ def estimate(values: Mapping[Coalition, Array], contrast: Contrast, rings: Seque
     seeds = len(drawn)
     mean = drawn.mean(0)
     value, known = float(mean[0]), mean[1:][np.isfinite(mean[1:])]
-    parts = [(float(known.var(ddof=1)) if len(known) > 1 else math.nan, math.inf)]
+    parts = []
+    if len(mean) > 1:
+        parts.append((float(known.var(ddof=1)) if len(known) > 1 else math.nan, math.inf))
     if seeds > 1:
         parts.append((float(drawn[:, 0].var(ddof=1)) / seeds, seeds - 1))
     if len(rings) > 1:
         each = np.array([_sum(values, ring).mean(0)[0] for ring in rings])
         parts.append((float(each.var(ddof=1)) / len(rings), len(rings) - 1))
-    return combined(value, parts)
+    return combined(value, parts) if parts else Estimate(value, math.nan, 1.0)
 
 
 def combined(value: float, parts: Sequence[tuple[float, float]]) -> Estimate:
