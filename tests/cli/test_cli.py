@@ -52,22 +52,6 @@ def data(make_federation: Callable[..., Federation]) -> str:
 # As a program of its own.
 
 
-def test_run_with_json_keeps_stdout_for_one_object(data: str) -> None:
-    done = process("run", "fedc2i", "--data", data, *QUICK, "--seeds", "0,1", "--out", "out", "--json")
-    assert done.returncode == 0
-    found = json.loads(done.stdout)
-    assert found["folder"] == "out"
-    assert found["results"]["fedc2i"] == json.loads(Path("out/summary.json").read_text())
-    lines = done.stderr.splitlines()
-    assert lines[0].startswith(
-        "arrays:data: 3 clients, 4 classes, images 16x16; train/validation/test: a 12/0/8, b 20/"
-    )
-    assert lines[1] == "Writing to out"
-    assert [line.split(":")[0] for line in lines[2:]] == ["[1/1] FedC²I, seeds 0, 1"]
-    assert all(" 1 round in " in line and "% before local training" in line and "% after" in line for line in lines[2:])
-    assert "\x1b" not in done.stdout + done.stderr
-
-
 def test_mistake_is_one_line_and_exit_code_2() -> None:
     done = process("run", "--round", "3")  # found without torch
     assert done.returncode == 2
@@ -119,6 +103,22 @@ def read_to_end(terminal: int) -> bytes:
 
 
 # In this process.
+
+
+def test_run_with_json_keeps_stdout_for_one_object(data: str) -> None:
+    done = call("run", "fedc2i", "--data", data, *QUICK, "--seeds", "0,1", "--out", "out", "--json")
+    assert done.code == 0
+    found = json.loads(done.out)
+    assert found["folder"] == "out"
+    assert found["results"]["fedc2i"] == json.loads(Path("out/summary.json").read_text())
+    lines = done.err.splitlines()
+    assert lines[0].startswith(
+        "arrays:data: 3 clients, 4 classes, images 16x16; train/validation/test: a 12/0/8, b 20/"
+    )
+    assert lines[1] == "Writing to out"
+    assert [line.split(":")[0] for line in lines[2:]] == ["[1/1] FedC²I, seeds 0, 1"]
+    assert all(" 1 round in " in line and "% before local training" in line and "% after" in line for line in lines[2:])
+    assert "\x1b" not in done.out + done.err
 
 
 def test_compare_prints_plain_tables_where_there_is_no_terminal(data: str) -> None:

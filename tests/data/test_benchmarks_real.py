@@ -33,6 +33,7 @@ def assert_influence(result: Result, clients: int, classes: int) -> None:
     assert np.abs(vectors - 1 / clients).max() > 1e-3
 
 
+@pytest.mark.slow
 @needs("digit5")
 def test_digit5() -> None:
     settings = {"model": "lenet5", "rounds": 2, "epochs": 1, "evaluate_every": 2, "device": "cpu"}

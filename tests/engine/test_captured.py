@@ -59,7 +59,7 @@ def test_the_bits_of_the_plain_loop(
 ) -> None:
     """Two seeds, batches of several sizes; without a GPU the steps run uncaptured, from the same places in memory."""
     federation, method = make_federation((11, 9, 6)), Method.registry[name](**options)
-    how = EngineSettings(rounds=3, epochs=2, batch_size=4, lr=0.01, executor="looped", drop_last=True)
+    how = EngineSettings(rounds=2, epochs=2, batch_size=4, lr=0.01, executor="looped", drop_last=True)
     plain = simulate(method, net, federation, how, (0, 3))
     monkeypatch.setattr(choice, "LoopedExecutor", captured.CapturedExecutor)
     assert_same_end(simulate(method, net, federation, how, (0, 3)), plain)

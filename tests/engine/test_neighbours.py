@@ -270,7 +270,7 @@ def test_not_even_first_models_of_others_are_seen() -> None:
     assert server.state["w"].item() == 1.5
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
 def test_two_groups_are_two_federations(
     name: str, normed: Model, make_federation: Callable[..., Federation], tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 from oracles import assert_same_model
-from support.method_checks import each_kind, in_double
+from support.method_checks import in_double
 
 SIZES = (12, 20, 7, 9)
 SEEDS = (3, 0, 11)
@@ -75,8 +75,19 @@ def normed(make_model: Callable[..., Model]) -> Model:
 
 
 @executors
-@pytest.mark.parametrize("participation", ["100%", "50%"])
-@pytest.mark.parametrize("name", each_kind(["fedavg", "fedc2i", "fedrep", "fedala", "fedpac"]))
+@pytest.mark.parametrize(
+    ("name", "participation"),
+    [
+        ("fedavg", "100%"),
+        ("fedc2i", "50%"),
+        ("fedrep", "50%"),
+        *(
+            pytest.param(name, share, marks=pytest.mark.slow)
+            for name in ("fedala", "fedpac")
+            for share in ("100%", "50%")
+        ),
+    ],
+)
 def test_every_seed_as_alone(
     name: str, participation: str, executor: str, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:

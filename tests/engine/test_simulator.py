@@ -33,7 +33,7 @@ from fedc2i.models.model import Model, scale
 from fedc2i.training.local import Batch, draw_epochs
 from oracles import assert_same_model
 from oracles.training import local_run
-from support.method_checks import OF_THEIR_OWN, in_double
+from support.method_checks import OF_THEIR_OWN, each_kind, in_double
 from support.simulation import assert_same_run, simulated
 
 TRAINING = TrainingSettings(batch_size=5, lr=0.01)
@@ -182,7 +182,7 @@ def test_local_does_not_depend_on_who_else_is_there(model: Model, federation: Fe
 # Seeds, order, executors.
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
 @pytest.mark.parametrize("executor", ["looped", "stacked"])
 def test_one_seed_one_result(name: str, executor: str, normed: Model, federation: Federation) -> None:
     method = Method.registry[name]()

@@ -18,7 +18,7 @@ from fedc2i.models.model import Model
 from fedc2i.runs.settings import make
 from support.method_checks import SIZES, run
 
-EXECUTORS = ("looped", "stacked", "workers")
+EXECUTORS = ("looped", "stacked", pytest.param("workers", marks=pytest.mark.slow))
 
 
 def union(federation: Federation) -> Federation:

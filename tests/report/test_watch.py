@@ -363,12 +363,8 @@ def cut_off(folder: Path, data: str, *wanted: str, after: str) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks")
-@pytest.mark.parametrize("terminal", [False, True])
 def test_a_run_that_was_killed_is_not_waited_for(
-    tmp_path: Path,
-    make_federation: Callable[..., Federation],
-    terminal: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, make_federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_view, "GRACE", 0.5)
     folder = tmp_path / "a run"
@@ -380,9 +376,10 @@ def test_a_run_that_was_killed_is_not_waited_for(
     assert answer.code == 0
     assert f"`fedc2i resume '{folder}'` resumes it" in answer.out
     assert " left" not in answer.out
-    console = Console(file=io.StringIO(), width=100, force_terminal=terminal)
-    watch(folder, console, every=0.05)
-    assert console.file.getvalue().count("resumes it") == 1  # type: ignore[attr-defined]
+    for terminal in (False, True):
+        console = Console(file=io.StringIO(), width=100, force_terminal=terminal)
+        watch(folder, console, every=0.05)
+        assert console.file.getvalue().count("resumes it") == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks")
