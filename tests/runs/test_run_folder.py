@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from fedc2i import Federation, Result, UserError, compare, read_model, run
+from fedc2i import Federation, Model, Result, UserError, compare, read_model, run
 from fedc2i.core import files
 from fedc2i.core.files import to_json, write_atomically
 from fedc2i.engine.records import POINTS, Round
 from fedc2i.models.model import scale
 from fedc2i.models.networks import LeNet
+from fedc2i.runs import folder
 from fedc2i.runs.folder import ask, asked, new_folder, read_reports, slug, write_report
 from support.helpers import figures_drawn, files_below, is_drawn
 
@@ -50,6 +52,19 @@ def summary(finished: tuple[Path, Result]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def metrics(finished: tuple[Path, Result]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (finished[0] / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_models_that_are_the_same_memory_are_written_for_every_client(
+    tmp_path: Path, make_federation: Callable[..., Federation], make_model: Callable[..., Model]
+) -> None:
+    """Stacked clients receive FedAvg's mean as views of one tensor."""
+    out = tmp_path / "run"
+    result = run("fedavg", make_federation(), model=make_model(), rounds=1, epochs=1, executor="stacked", out=out)
+    for point in POINTS:
+        found, models = load_file(out / "models" / f"seed0-{point}.safetensors"), getattr(result.outcomes[0], point)
+        assert found.keys() == {f"{client}/{name}" for client in "abc" for name in models}
+        for k, client in enumerate("abc"):
+            assert all(torch.equal(found[f"{client}/{name}"], own[k]) for name, own in models.items())
 
 
 def test_files(finished: tuple[Path, Result]) -> None:
@@ -322,12 +337,13 @@ def test_file_is_whole_or_absent(
 def test_disk_that_fills_up_during_a_run(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes = Path.write_bytes
+    tensors = folder.pieces
 
-    def fill_up(path: Path, content: bytes) -> int:
-        return full_disk(path, content) if "safetensors" in path.name else writes(path, content)
+    def fill_up(models: Any) -> Iterator[Any]:
+        yield next(tensors(models))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_bytes", fill_up)
+    monkeypatch.setattr(folder, "pieces", fill_up)
     with pytest.raises(UserError, match=r"safetensors: cannot be written \(No space left on device\)"):
         run("local", federation, out=tmp_path / "run", **QUICK)
     assert {path.name for path in (tmp_path / "run").rglob("*")} == {

@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors.torch import save
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import sync, to_json, write_atomically, writing
+from fedc2i.engine.checkpoint import pieces
 from fedc2i.engine.records import LARGE, POINTS, Round
 from fedc2i.runs.results import Result, summary
 from fedc2i.runs.settings import RunSettings
@@ -135,7 +135,7 @@ class RunFolder:
                     for k, client in enumerate(self._clients)
                 }
                 path = self.path / "models" / f"seed{seed}-{point}.safetensors"
-                write_atomically(path, save(tensors), durable=True)
+                write_atomically(path, pieces(tensors), durable=True)
         measured: dict[str, Any] = {
             f"seed{seed}_{name}": array
             for seed in result.config.seeds
