@@ -136,7 +136,7 @@ def test_what_is_the_same_is_written_once(
 def test_the_size_of_a_state_by_hand(
     settings: dict[str, Any], models: int, federation: Federation, model: Model
 ) -> None:
-    found = state_size(FedAvg(), model, federation, EngineSettings(rounds=3, **settings), (0, 1))
+    found = state_size(Method.registry["fedc2i"](), model, federation, EngineSettings(rounds=3, **settings), (0, 1))
     assert found == 2 * models * size_in_bytes(model.init(0))
 
 
@@ -166,6 +166,7 @@ VALUES: list[tuple[str, Any]] = [
         ("sent", odd)
         for odd in ([], [1, 1], [99, 98, 97], [0, 0, 2], [-1, 0, 0], ["a", 0, 0], [None] * 3, [True] * 3, [1.0] * 3)
     ),
+    *(("norms", odd) for odd in ([], [0.0], ["a"] * 3, [-1.0] * 3, [float("nan")] * 3, [1] * 3)),
     *(("patience", odd) for odd in ([None, None], [0.5, None], ["a", 0], [0.5, -1], [0.5, 2], [float("nan"), 0])),
     *(("report_bytes", odd) for odd in (-1, 10**30, 0.5, "1")),
     *(("on_cpu", odd) for odd in (["nothing"], [0], [None])),
@@ -231,7 +232,8 @@ def test_a_seed_goes_on_only_between_two_rounds(
 @pytest.mark.parametrize(
     ("method", "part"),
     [
-        *(("fedavg", part) for part in ("received", "mailbox")),
+        ("fedavg", "received"),
+        ("fedc2i", "mailbox"),
         *(("fedc2i-top-k:k=1", part) for part in ("received", "server0/reports")),
         ("pfedgraph", "server0/personal"),
     ],

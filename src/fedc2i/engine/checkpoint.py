@@ -123,13 +123,14 @@ def state_size(
 ) -> int:
     """About how many bytes of tensors a state has.
 
-    Every client's own model and what it received; its upload, taken for a model as well, unless all take part and
-    send their own, which is written once. What only the server has is not counted: mostly one model.
+    Every client's own model and what it received; where uploads are kept, its upload, taken for a model as well, unless
+    all take part and send their own, which is written once. What only the server has is not counted: mostly one model.
     """
     context, clients = RunContext(method, model, settings, settings.rounds, 0), len(federation.clients)
     some = settings.participants(clients)
     received = clients if settings.evaluate_every == 1 else some
-    uploads = clients if settings.clip or settings.attack or some < clients else 0
+    differ = settings.clip or settings.attack or some < clients
+    uploads = clients if method.keeps_uploads and differ else 0
     own = context.first_model(federation.names[0], settings.init)  # with private parts, which are not sent
     sent = {name: own[name] for name in (*model.body_names, *model.head_names) if name in own}
     return len(seeds) * ((clients + received) * size_in_bytes(own) + uploads * size_in_bytes(sent))

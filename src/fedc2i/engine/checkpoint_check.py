@@ -99,6 +99,8 @@ def _check_values(values: Any, clients: int, number: int) -> None:
     sent, (best, waited) = values["sent"], values["patience"]
     _require(len(sent) == clients, f"uploads of {len(sent)} clients, expected {clients}")
     _require(all(_is_whole(round, 0, number) for round in sent), f"sent={sent}: rounds 0 to {number}")
+    sizes = values["norms"]
+    _require(len(sizes) == clients and all(_is_size(size) for size in sizes), f"norms={sizes}: one for each client")
     for download in values["downloads"]:
         is_valid = isinstance(download, list | tuple) and len({*download}) == len(download)
         is_valid = is_valid and all(_is_whole(client, 0, clients - 1) for client in download)
@@ -142,3 +144,7 @@ def _require_rows(tensors: Params, counts: Sequence[int], what: str) -> None:
 
 def _is_whole(value: Any, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, float) and 0 <= value < math.inf

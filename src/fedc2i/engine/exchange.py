@@ -70,53 +70,67 @@ def receiver_groups(seed: int, settings: EngineSettings, names: Sequence[str]) -
 
 
 class Mailbox:
-    """The latest upload of every client."""
+    """The latest upload of every client or, where that is all a method reads, the uploads of the latest round."""
 
-    def __init__(self, clients: int, norm_bound: float = 0.0) -> None:
-        self._norm_bound = norm_bound
+    def __init__(self, clients: int, norm_bound: float = 0.0, keeps: bool = True) -> None:
+        """``keeps``: whether uploads of earlier rounds stay."""
+        self.keeps, self._norm_bound = keeps, norm_bound
         self.uploads: Stacked = {}
+        self._row: dict[int, int] = {client: client for client in range(clients)} if keeps else {}
         self.sent = [0] * clients  # the round of each client's latest upload, 0 for none
+        self.norms = [0.0] * clients  # of each client's latest upload; 0 without a bound
 
     def receive(self, clients: Sequence[int], uploads: Stacked, round: int) -> dict[int, str]:
         """Takes the uploads of a round; returns the clients whose upload was rejected, and what was wrong with it.
 
         A rejected client counts as absent: its earlier upload, if any, stays.
         """
-        wrong = self._wrong(clients, uploads) if uploads else {}
+        wrong, sizes = self._wrong(clients, uploads) if uploads else ({}, [0.0] * len(clients))
         kept = [k for k in range(len(clients)) if k not in wrong]
-        if not self.uploads:
-            count = len(self.sent)
-            self.uploads = {name: own.new_zeros((count, *own.shape[1:])) for name, own in uploads.items()}
         accepted = [clients[k] for k in kept]
-        if accepted:
-            self.uploads = replace_rows(self.uploads, accepted, rows(uploads, kept))
-        for client in accepted:
-            self.sent[client] = round
+        if self.keeps:
+            if not self.uploads:
+                count = len(self.sent)
+                self.uploads = {name: own.new_zeros((count, *own.shape[1:])) for name, own in uploads.items()}
+            if accepted:
+                self.uploads = replace_rows(self.uploads, accepted, rows(uploads, kept))
+        else:
+            self._replace(accepted, rows(uploads, kept), round)
+        for k in kept:
+            self.sent[clients[k]], self.norms[clients[k]] = round, sizes[k]
         return {clients[k]: why for k, why in wrong.items()}
 
-    def _wrong(self, clients: Sequence[int], uploads: Stacked) -> dict[int, str]:
-        """Which uploads are not usable: nan or infinity in them, or a norm far above the median of all.
+    def _replace(self, clients: Sequence[int], uploads: Stacked, round: int) -> None:
+        """Keeps these uploads, with others of the same round; nobody reads a late one of an earlier round."""
+        latest = max(self.sent)
+        if round > latest or not self._row:
+            self.uploads, self._row = uploads, {client: k for k, client in enumerate(clients)}
+        elif round == latest:
+            self.uploads = {name: torch.cat([self.uploads[name], own]) for name, own in uploads.items()}
+            self._row |= {client: len(self._row) + k for k, client in enumerate(clients)}
+
+    def _wrong(self, clients: Sequence[int], uploads: Stacked) -> tuple[dict[int, str], list[float]]:
+        """Which uploads are not usable: nan or infinity in them, or a norm far above the median of all; and the norms.
 
         If fewer than three have arrived, other clients' latest uploads are part of the median. With fewer than three
         in all, it is unclear which one is wrong.
         """
         sound = finite(uploads)
         if not self._norm_bound:
-            return {k: NOT_FINITE for k, good in enumerate(sound.tolist()) if not good}
+            return {k: NOT_FINITE for k, good in enumerate(sound.tolist()) if not good}, [0.0] * len(clients)
         others = [m for m, round in enumerate(self.sent) if round and m not in clients] if len(clients) < FEWEST else []
-        measured = [norms(uploads), *([norms(self.of(others))] if others else [])]
-        read = torch.cat([sound.to(torch.float64), *measured]).tolist()  # at once: a GPU waits for it
-        flags, sizes = read[: len(clients)], read[len(clients) :]
+        read = torch.cat([sound.to(torch.float64), norms(uploads)]).tolist()  # at once: a GPU waits for it
+        flags, sizes = read[: len(clients)], read[len(clients) :] + [self.norms[m] for m in others]
         wrong = {k: NOT_FINITE for k, good in enumerate(flags) if not good}
         usual = [size for k, size in enumerate(sizes) if k not in wrong]
         bound = self._norm_bound * median(usual) if len(usual) >= FEWEST else 0.0
         large = {k for k, size in enumerate(sizes[: len(clients)]) if size > bound > 0 and k not in wrong}
         wrong |= {k: f"{sizes[k] / median(usual):.3g} times the usual size" for k in large}
-        return dict(sorted(wrong.items()))
+        return dict(sorted(wrong.items())), sizes
 
     def of(self, clients: Sequence[int]) -> Stacked:
         """The uploads of these clients, stacked."""
-        return rows(self.uploads, clients)
+        return rows(self.uploads, [self._row[client] for client in clients])
 
 
 class Server:
@@ -136,11 +150,14 @@ class Server:
         the models of ``sources`` only, initial and uploaded, by default of all. Several servers may read one mailbox.
         """
         self.method, self.samples = method, samples
-        self.mailbox = Mailbox(len(samples)) if mailbox is None else mailbox
+        self.mailbox = Mailbox(len(samples), keeps=method.keeps_uploads) if mailbox is None else mailbox
         self.download = Download()
         self._sources = tuple(range(len(samples)) if sources is None else sources)
-        known = floating(rows(models, self._sources))
-        self.state = method.opening(mix(uniform(len(self._sources), samples.to(torch.float32)), known))
+        self.state: Params = {}
+        if type(method).opening is not Method.opening:  # a mean over all clients, which may rest in a file
+            known = floating(rows(models, self._sources))
+            mean = mix(uniform(len(self._sources), torch.zeros(0)), known)
+            self.state = method.opening({name: own.to(samples.device) for name, own in mean.items()})
         self._place = {client: k for k, client in enumerate(self._sources)}
         self.reports: dict[str, Tensor] = {}  # by sources: (S, S, ...), nan where nothing was reported
 
@@ -198,7 +215,7 @@ class Exchange:
         self._context, self._settings, self._names = context, settings, tuple(names)
         groups = receiver_groups(context.seed, settings, names)
         self._group = {client: g for g, (members, _) in enumerate(groups) for client in members}
-        self.mailbox = Mailbox(len(names), settings.norm_bound)
+        self.mailbox = Mailbox(len(names), settings.norm_bound, context.method.keeps_uploads)
         self.servers = [Server(context.method, samples, first_models, own, self.mailbox) for _, own in groups]
         self._patience = -float("inf"), 0  # the best validation accuracy, and evaluations since then
 
@@ -272,15 +289,18 @@ class Exchange:
 
     def state(self) -> tuple[Params, dict[str, Any]]:
         """All that it needs to resume after a round, as flat tensors and plain values; see `restore`."""
-        tensors = prefixed("mailbox/", self.mailbox.uploads)
+        tensors = prefixed("mailbox/", self.mailbox.uploads if self.mailbox.keeps else {})
         for s, server in enumerate(self.servers):
             tensors |= prefixed(f"server{s}/", server.tensors())
         downloads = [server.download.clients for server in self.servers]
-        return tensors, {"sent": list(self.mailbox.sent), "downloads": downloads, "patience": self._patience}
+        sent = {"sent": list(self.mailbox.sent), "norms": list(self.mailbox.norms)}
+        return tensors, {**sent, "downloads": downloads, "patience": self._patience}
 
     def restore(self, tensors: Params, values: Mapping[str, Any]) -> None:
         """Takes back what `state` returned."""
-        self.mailbox.uploads, self.mailbox.sent = unprefixed("mailbox/", tensors), list(values["sent"])
+        self.mailbox.sent, self.mailbox.norms = list(values["sent"]), list(values["norms"])
+        if self.mailbox.keeps:
+            self.mailbox.uploads = unprefixed("mailbox/", tensors)
         for s, (server, clients) in enumerate(zip(self.servers, values["downloads"], strict=True)):
             server.restore(unprefixed(f"server{s}/", tensors), clients)
         best, waited = values["patience"]
