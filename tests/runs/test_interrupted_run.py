@@ -25,7 +25,7 @@ from fedc2i.engine.checkpoint import state_size
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import Mailbox
 from fedc2i.engine.records import Round
-from fedc2i.engine.seed_run import SeedRun
+from fedc2i.engine.seed_run import SeedRun, Store
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.report import figures
@@ -222,7 +222,7 @@ def test_a_state_goes_to_another_device(
     saved = checkpoint.load(tmp_path)
     assert saved is not None
     recipe, samples = RunContext(method, model, TRAINING, 2, 0), torch.ones(4, device="meta")
-    lane = SeedRun(recipe, how, federation.names, samples, torch.device("meta"))
+    lane = SeedRun(recipe, how, federation.names, samples, Store(torch.device("meta")))
     lane.restore(unprefixed("seed0/", saved.tensors), saved.values["0"], 1)
     state = lane.state()[0]
     there = {name: tensor.device.type for name, tensor in state.items()}

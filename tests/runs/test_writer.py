@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedc2i.core import memory
 from fedc2i.core.errors import UserError
 from fedc2i.engine import checkpoint
 from fedc2i.engine.checkpoint import State, snapshot
@@ -126,3 +127,16 @@ def test_a_snapshot_does_not_change_and_copies_what_is_shared_once() -> None:
     assert tensors["part"].tolist() == [0, 1, 2]
     assert tensors["a"] is tensors["b"]
     assert values == {"x": 1}
+
+
+def test_a_state_too_large_for_a_copy_is_on_the_disk_before_the_next_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 4000)
+    monkeypatch.setattr(checkpoint, "save", lambda *given, real=checkpoint.save: (time.sleep(0.2), real(*given)))
+    w = torch.ones(300)  # 1,200 bytes are more than a quarter of 4,000
+    with RunWriter(RunFolder(tmp_path, ("a",)), 0) as writing:
+        writing.save(1, lambda: ({"w": w}, {"0": {}}))
+        w.zero_()
+    (saved,) = checkpoint.sound(tmp_path / "checkpoints")
+    assert saved.tensors["w"].tolist() == [1] * 300

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,24 +16,62 @@ from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.records import Diagnostics, Metrics, Outcome, Point, Round
 
 
+class ClientModels:
+    """Models of some clients: ``tensors`` with a row for each."""
+
+    def __init__(self, clients: Sequence[int], device: torch.device) -> None:
+        """None of them is there yet."""
+        self.tensors: Stacked = {}
+        self._row = {client: k for k, client in enumerate(clients)}
+        self._device = device
+
+    def of(self, clients: Sequence[int]) -> Stacked:
+        """Models of these clients on the device, stacked."""
+        return rows(self.tensors, [self._row[client] for client in clients])
+
+    def put(self, clients: Sequence[int], models: Stacked) -> None:
+        """Takes models of these clients, of all of them the first time."""
+        models = {name: tensor.to(self._device) for name, tensor in models.items()}
+        where = [self._row[client] for client in clients]
+        self.tensors = replace_rows(self.tensors, where, models) if self.tensors else models
+
+
+class Store:
+    """Where clients' models are: on the device, all clients computed at once. See `fedc2i.engine.resting_models`."""
+
+    rests = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def new(self, clients: Sequence[int]) -> ClientModels:
+        """Models of these clients, none of them there yet."""
+        return ClientModels(clients, self.device)
+
+    def shares(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
+        """The clients that are computed at once, one after the other."""
+        return [tuple(clients)] if clients else []
+
+
 class SeedRun:
     """All that changes from round to round with one seed."""
 
     def __init__(
-        self, context: RunContext, settings: EngineSettings, names: Sequence[str], samples: Tensor, device: torch.device
+        self, context: RunContext, settings: EngineSettings, names: Sequence[str], samples: Tensor, store: Store
     ) -> None:
         """Draws the initial models and the first participants."""
         self.context, self.settings, self.names = context, settings, names
-        self._device = device
-        first = context.first_models(names, settings.init)
-        self._own: Stacked = {name: tensor.to(device) for name, tensor in first.items()}
-        self.exchange = Exchange(context, settings, names, samples, self._own)
-        self._chosen = self._choose(1)
-        self._starts = rows(self._own, self._chosen)
+        self._store = store
         self._audience = tuple(range(len(names)))
-        self._received = self._own
+        self._own = self._received = store.new(self._audience)
+        for some in store.shares(self._audience):
+            self._own.put(some, context.first_models([names[m] for m in some], settings.init))
+        self.exchange = Exchange(context, settings, names, samples, self._own.tensors)
+        self._chosen = self._choose(1)
+        self._starts = self._own.of(self._chosen)
         self._last: Round | None = None
-        self._metrics: dict[Point, Metrics] = {}
+        self._scores: dict[Point, dict[int, dict[str, float]]] = {}
+        self._measured: list[Diagnostics] = []
         self._rejected: dict[int, str] = {}
         self._bytes_up = self._report_bytes = 0
 
@@ -41,27 +79,28 @@ class SeedRun:
 
     def training(self, number: int) -> list[ClientBatch]:
         """The clients that train in a round, with the models they start from."""
-        self._metrics = {}
+        self._scores = {"trained": {}, "received": {}}
         return self._batches(self._chosen, self._starts, number)
 
-    def absent(self, number: int) -> list[ClientBatch]:
-        """The clients that do not train in a round, with the models they have."""
-        others = self._absent()
-        return self._batches(others, rows(self._own, others), number)
-
-    def keep_models(self, trained: Sequence[Trained]) -> None:
+    def keep_models(self, batches: Sequence[ClientBatch], trained: Sequence[Trained]) -> None:
         """Clients keep the models they trained; a model of pooled data is everyone's."""
         models = self._joined([own.params for own in trained], self._chosen)
         if self.context.method.pools_data:
-            self._own = {name: tensor.repeat_interleave(len(self.names), 0) for name, tensor in models.items()}
+            everyone = {name: tensor.repeat_interleave(len(self.names), 0) for name, tensor in models.items()}
+            self._own.put(range(len(self.names)), everyone)
         else:
-            self._own = replace_rows(self._own, self._chosen, models)
+            self._own.put(self._chosen, models)
+        self._keep_scores("trained", batches, [own.metrics for own in trained])
 
-    def keep_metrics(self, trained: Sequence[Trained], absent: Sequence[Metrics]) -> None:
-        """Takes the evaluation of all clients after local training."""
-        found = self._by_client([own.metrics for own in trained], self._chosen)
-        found |= self._by_client(absent, self._absent())
-        self._metrics["trained"] = [found[m] for m in range(len(self.names))]
+    def absent(self, number: int) -> Iterator[list[ClientBatch]]:
+        """The clients that do not train in a round, with the models they have, a share of them at a time."""
+        trains = set(self._chosen)
+        for some in self._store.shares([m for m in range(len(self.names)) if m not in trains]):
+            yield self._batches(some, self._own.of(some), number)
+
+    def keep_absent(self, batches: Sequence[ClientBatch], metrics: Sequence[Metrics]) -> None:
+        """Takes the evaluation of clients that do not train."""
+        self._keep_scores("trained", batches, metrics)
 
     def send_uploads(self, trained: Sequence[Trained], number: int) -> None:
         """Uploads go through the upload pipeline into the mailbox."""
@@ -78,27 +117,29 @@ class SeedRun:
         """What the k-th client that trains received before this round."""
         return self.exchange.download(self._chosen[k]).to(self._chosen[k])
 
-    def personalising(self, number: int) -> list[ClientBatch]:
-        """The clients that need what the exchange brought, with the models they have."""
+    def personalising(self, number: int) -> Iterator[list[ClientBatch]]:
+        """The clients that need what the exchange brought, with the models they have, a share of them at a time."""
         self._audience = self.exchange.audience(number)
-        return self._batches(self._audience, rows(self._own, self._audience), number)
+        self._received, self._measured = self._store.new(self._audience), []
+        for some in self._store.shares(self._audience):
+            yield self._batches(some, self._own.of(some), number)
 
-    def finish(self, personalised: Sequence[Personalised], number: int, due: bool, seconds: float) -> Round:
+    def keep_received(self, batches: Sequence[ClientBatch], personalised: Sequence[Personalised]) -> None:
+        """Takes what a share of the clients made of the download."""
+        some = sorted(m for batch in batches for m in batch.clients)
+        self._received.put(some, self._joined([own.params for own in personalised], some))
+        self._keep_scores("received", batches, [own.metrics for own in personalised])
+        for batch, own in zip(batches, personalised, strict=True):
+            self._measured.append(Diagnostics(own.diagnostics, batch.clients, batch.download.clients))
+
+    def finish(self, number: int, due: bool, seconds: float) -> Round:
         """Ends the round: its report, who takes part in the next one, and from which start."""
-        if due:
-            found = self._by_client([own.metrics for own in personalised], self._audience)
-            self._metrics["received"] = [found[m] for m in self._audience]
-        measured = [
-            Diagnostics(own.diagnostics, clients, self.exchange.download(clients[0]).clients)
-            for own, clients in zip(personalised, self.exchange.by_group(self._audience), strict=True)
-        ]
+        found = {point: [scores[m] for m in range(len(self.names))] for point, scores in self._scores.items() if due}
         sizes = (self._bytes_up, self._bytes_down())
-        report = (number, seconds, self._chosen, self._metrics, measured, self._rejected)
-        self._last = self.exchange.report(*report, *sizes)
-        self._received = self._joined([own.params for own in personalised], self._audience)
+        self._last = self.exchange.report(number, seconds, self._chosen, found, self._measured, self._rejected, *sizes)
         self._choose_next(number)
         # Reports travel with the next upload and count as part of it; clients that do not train send none.
-        self._report_bytes = self.exchange.take_reports(measured, self._chosen) // len(self._chosen)
+        self._report_bytes = self.exchange.take_reports(self._measured, self._chosen) // len(self._chosen)
         return self._last
 
     def _choose(self, number: int) -> tuple[int, ...]:
@@ -108,7 +149,7 @@ class SeedRun:
 
     def _choose_next(self, number: int) -> None:
         self._chosen = self._choose(number + 1)
-        self._starts = rows(self._received, [self._audience.index(m) for m in self._chosen])
+        self._starts = self._received.of(self._chosen)
 
     def _bytes_down(self) -> int:
         """What a client that trained received, on average: with a topology, groups receive different amounts."""
@@ -124,32 +165,36 @@ class SeedRun:
     def outcome(self) -> Outcome:
         """The last models; to be asked after an evaluated round, when everyone has received."""
         assert self._last is not None
-        return Outcome(self._own, self._received, self._last)
+        return Outcome(self._own.tensors, self._received.tensors, self._last)
 
     # State in, state out.
 
     def state(self) -> tuple[Params, dict[str, Any]]:
         """All that is needed to resume after a round, as flat tensors and plain values."""
         tensors, values = self.exchange.state()
-        tensors = prefixed("own/", self._own) | prefixed("received/", self._received) | tensors
+        tensors = prefixed("own/", self._own.tensors) | prefixed("received/", self._received.tensors) | tensors
         values["report_bytes"] = self._report_bytes
         values["on_cpu"] = [name for name, tensor in tensors.items() if self._stays_on_cpu(name, tensor)]
         return tensors, values
 
     def restore(self, tensors: Params, values: Mapping[str, Any], number: int) -> None:
         """Takes the state after round ``number``, which `checkpoint_check.check_seed` has accepted."""
-        on_cpu = set(values["on_cpu"])
-        moved = {id(own): own.to(self._device) for own in tensors.values()}  # a tensor of many names is moved once
+        models = {name for name in tensors if name.startswith(("own/", "received/"))}
+        on_cpu = {*values["on_cpu"]} | models if self._store.rests else {*values["on_cpu"]} - models
+        device = self._store.device
+        moved = {id(own): own.to(device) for name, own in tensors.items() if name not in on_cpu}  # of many names, once
         tensors = {name: own if name in on_cpu else moved[id(own)] for name, own in tensors.items()}
-        self._own, self._received = unprefixed("own/", tensors), unprefixed("received/", tensors)
+        self._own.put(range(len(self.names)), unprefixed("own/", tensors))
         self.exchange.restore(tensors, values)
         self._report_bytes = values["report_bytes"]
         self._audience = self.exchange.audience(number)
+        self._received = self._store.new(self._audience)
+        self._received.put(self._audience, unprefixed("received/", tensors))
         self._choose_next(number)
 
     def _stays_on_cpu(self, name: str, tensor: Tensor) -> bool:
         """Whether a tensor belongs on the CPU whatever the device of the run."""
-        return tensor.device.type == "cpu" and (self._device.type != "cpu" or f"/{REPORTS}" in name)
+        return tensor.device.type == "cpu" and (self._store.device.type != "cpu" or f"/{REPORTS}" in name)
 
     # Clients by the group they receive in; the results of a single group are passed on without a copy.
 
@@ -171,11 +216,7 @@ class SeedRun:
         joined = {name: torch.cat([own[name] for own in results]) for name in results[0]}
         return rows(joined, [place[m] for m in clients])
 
-    def _by_client(self, metrics: Sequence[Metrics], clients: Sequence[int]) -> dict[int, dict[str, float]]:
-        """Metrics of the batches of ``clients``, by client."""
-        order = [m for own in self.exchange.by_group(clients) for m in own]
-        return dict(zip(order, (own for batch in metrics for own in batch), strict=True))
-
-    def _absent(self) -> tuple[int, ...]:
-        trains = set(self._chosen)
-        return tuple(m for m in range(len(self.names)) if m not in trains)
+    def _keep_scores(self, point: Point, batches: Sequence[ClientBatch], metrics: Sequence[Metrics]) -> None:
+        """Takes the metrics of batches, if any were asked for."""
+        for batch, own in zip(batches, metrics, strict=True):
+            self._scores[point].update(zip(batch.clients, own, strict=False))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import zip_longest
 from typing import TypeVar
 
 import torch
 
 from fedc2i.core.errors import UserError
+from fedc2i.core.params import size_in_bytes
 from fedc2i.core.seeding import repeatable
 from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation
@@ -21,7 +23,7 @@ from fedc2i.engine.exchange import receiver_groups
 from fedc2i.engine.executors.base import ClientBatch, Executor
 from fedc2i.engine.executors.choice import new_executor
 from fedc2i.engine.records import Outcome, Round
-from fedc2i.engine.seed_run import SeedRun
+from fedc2i.engine.seed_run import SeedRun, Store
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 
@@ -59,7 +61,8 @@ def simulate(
     data = ClientData.place_all(federation, method, device)
     samples = torch.tensor([own.samples for own in data], device=device)
     contexts = [RunContext.of_seed(method, model, settings, federation.names, seed) for seed in seeds]
-    runs = [SeedRun(context, settings, federation.names, samples, device) for context in contexts]
+    store = _store(contexts, settings, federation.names, device)
+    runs = [SeedRun(context, settings, federation.names, samples, store) for context in contexts]
     first, outcomes = 1, dict[int, Outcome]()
     if resume is not None:
         from fedc2i.engine.checkpoint_check import restore
@@ -86,20 +89,28 @@ def simulate(
 def _round(number: int, due: bool, runs: Sequence[SeedRun], executor: Executor, device: torch.device) -> list[Round]:
     """One round of every seed; if an evaluation is due, all clients are evaluated after both computations."""
     began = time.perf_counter()
-    trained = _together(executor.train, [run.training(number) for run in runs], due)
+    asked: Sequence[list[ClientBatch]] = [run.training(number) for run in runs]
+    trained = _together(executor.train, asked, due)
+    for run, batches, own in zip(runs, asked, trained, strict=True):
+        run.keep_models(batches, own)
+    for asked in _shares([run.absent(number) for run in runs if due]):
+        for run, batches, metrics in zip(runs, asked, _together(executor.evaluate, asked), strict=True):
+            run.keep_absent(batches, metrics)
     for run, own in zip(runs, trained, strict=True):
-        run.keep_models(own)
-    absent = _together(executor.evaluate, [run.absent(number) if due else [] for run in runs])
-    for run, own, metrics in zip(runs, trained, absent, strict=True):
-        if due:
-            run.keep_metrics(own, metrics)
         run.send_uploads(own, number)
         run.exchange.combine(number)
-    received = _together(executor.personalise, [run.personalising(number) for run in runs], due)
+    for asked in _shares([run.personalising(number) for run in runs]):
+        for run, batches, made in zip(runs, asked, _together(executor.personalise, asked, due), strict=True):
+            run.keep_received(batches, made)
     if device.type == "cuda":
         torch.cuda.synchronize()
     seconds = (time.perf_counter() - began) / len(runs)
-    return [run.finish(own, number, due, seconds) for run, own in zip(runs, received, strict=True)]
+    return [run.finish(number, due, seconds) for run in runs]
+
+
+def _shares(asked: Sequence[Iterator[list[ClientBatch]]]) -> Iterator[Sequence[list[ClientBatch]]]:
+    """The next share of every seed's clients, until no seed has any; usually all clients are one share."""
+    yield from zip_longest(*asked, fillvalue=[])
 
 
 def _together(
@@ -109,6 +120,19 @@ def _together(
     batches = [batch for own in asked for batch in own]
     results = iter(compute(batches, *evaluate) if batches else ())
     return [[next(results) for _ in own] for own in asked]
+
+
+def _store(
+    contexts: Sequence[RunContext], settings: EngineSettings, names: Sequence[str], device: torch.device
+) -> Store:
+    """Where the models of all clients and seeds rest."""
+    clients, participants = len(names), settings.participants(len(names))
+    if participants == clients:
+        return Store(device)
+    from fedc2i.engine.resting_models import choose_store
+
+    one = size_in_bytes(contexts[0].first_model(names[0], settings.init))
+    return choose_store(device, len(contexts) * clients * one, participants)
 
 
 def check(method: Method, model: Model, federation: Federation, settings: EngineSettings) -> None:

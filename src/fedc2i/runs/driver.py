@@ -163,14 +163,13 @@ def test_predictions(plan: Plan, outcomes: Mapping[int, Outcome]) -> Predictions
     sizes = tuple(len(client.test) for client in clients)
     if not outcomes or len(outcomes) * len(POINTS) * sum(sizes) * classes > MOST_PREDICTIONS:
         return None
-    found = {}
+    found, device = {}, plan.config.torch_device()
     with torch.no_grad(), repeatable(plan.config):
         for (seed, outcome), point in itertools.product(outcomes.items(), POINTS):
             models = outcome.trained if point == "trained" else outcome.received
             parts = []
             for k, client in enumerate(clients):
-                params = {name: rows[k] for name, rows in models.items()}
-                device = next(iter(params.values())).device
+                params = {name: rows[k].to(device) for name, rows in models.items()}
                 counts = client.train.y.bincount(minlength=classes).to(device)
                 site = Site(plan.model, counts, torch.tensor(k, device=device), {}, rounds=plan.config.rounds)
                 pieces = [plan.method.predict(params, x.to(device), site) for x in torch.split(client.test.x, AT_ONCE)]

@@ -17,8 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from fedc2i.core import memory
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import sync, to_json, write_atomically, writing
+from fedc2i.core.params import size_in_bytes
 from fedc2i.engine import checkpoint
 from fedc2i.engine.checkpoint import ResumePoint, State, last_rounds, snapshot
 from fedc2i.engine.records import Round
@@ -26,6 +28,7 @@ from fedc2i.runs.fingerprint import FINGERPRINT, Fingerprint
 from fedc2i.runs.folder import RunFolder, read_reports, reports_folder, write_report
 
 MUCH = 10**9  # bytes of a checkpoint that a user should know of
+COPIED = 0.25  # of the free memory for a copy of the state; a larger one is written before the next round
 SHARE = 0.05  # of the time that checkpoints may take; longer ones are written less often
 
 
@@ -75,9 +78,13 @@ class RunWriter:
         self._raise()
         self._idle.clear()
         began = time.monotonic()
-        copy, wait = snapshot(state())
+        now = state()
+        fits = size_in_bytes(now[0]) <= COPIED * memory.available()
+        copy, wait = snapshot(now) if fits else (now, lambda: None)
         self._due = time.monotonic() + self._seconds
         self._jobs.put(_Snapshot(number, copy, wait, time.monotonic() - began))
+        if not fits:  # the next round changes what is being written
+            self._idle.wait()
 
     def _raise(self) -> None:
         if self._error is not None:

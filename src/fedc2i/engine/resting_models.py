@@ -1,0 +1,113 @@
+"""Models of many clients that rest outside the device; only rows of those that are computed are fetched.
+
+A device may not have room for every client's model, or a machine for all of them. If few clients take part in a round,
+the models then rest in host memory, or in a scratch file if that is too small, and the device holds no more of them
+than take part. A scratch file has no name: it is gone with the process, however that ends. ``TMPDIR`` says where it is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedc2i.core import memory
+from fedc2i.core.files import writing
+from fedc2i.core.params import Stacked
+from fedc2i.engine.seed_run import ClientModels, Store
+
+Place = Literal["host", "file"]
+
+SHARE = 0.5  # of the free memory that models may take before they rest elsewhere
+COPIES = 3  # of every client's model: its own, what it received, and one of them while rows are replaced
+_ALIGNED = 64  # bytes
+
+
+def choose_store(device: torch.device, size: int, participants: int) -> Store:
+    """The nearest place with room for all models, ``size`` bytes; so many ``participants`` train in a round."""
+    if COPIES * size <= SHARE * _free(device):
+        return Store(device)
+    in_memory = device.type != "cpu" and COPIES * size <= SHARE * memory.available()
+    return RestingStore(device, "host" if in_memory else "file", participants)
+
+
+class RestingStore(Store):
+    """Models rest in a place other than the device."""
+
+    rests = True
+
+    def __init__(self, device: torch.device, place: Place, at_once: int) -> None:
+        """``at_once``: how many clients are computed at once."""
+        super().__init__(device)
+        self._place, self._at_once = place, at_once
+
+    def new(self, clients: Sequence[int]) -> ClientModels:
+        """See `Store.new`; few models are on the device."""
+        few = len(clients) <= self._at_once
+        return super().new(clients) if few else RestingModels(clients, self.device, self._place)
+
+    def shares(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
+        """See `Store.shares`."""
+        return [tuple(clients[low : low + self._at_once]) for low in range(0, len(clients), self._at_once)]
+
+
+class RestingModels(ClientModels):
+    """`ClientModels` whose ``tensors`` are in host memory or in a scratch file, and are changed in place."""
+
+    def __init__(self, clients: Sequence[int], device: torch.device, place: Place) -> None:
+        super().__init__(clients, device)
+        self._place = place
+        self._file: mmap.mmap | None = None
+
+    def of(self, clients: Sequence[int]) -> Stacked:
+        """See `ClientModels.of`."""
+        where = [self._row[client] for client in clients]
+        found = {name: tensor[where].to(self._device) for name, tensor in self.tensors.items()}
+        self._release()
+        return found
+
+    def put(self, clients: Sequence[int], models: Stacked) -> None:
+        """See `ClientModels.put`."""
+        if not self.tensors:
+            self.tensors = self._room_for(models)
+        where = [self._row[client] for client in clients]
+        for name, tensor in self.tensors.items():
+            tensor[where] = models[name].to("cpu", tensor.dtype)
+        self._release()
+
+    def _room_for(self, models: Stacked) -> Stacked:
+        """A row for each client."""
+        shapes = {name: (len(self._row), *tensor.shape[1:]) for name, tensor in models.items()}
+        if self._place == "host":
+            return {name: torch.zeros(shape, dtype=models[name].dtype) for name, shape in shapes.items()}
+        starts, end = dict[str, int](), 0
+        for name, tensor in models.items():
+            starts[name] = end
+            end += -(-len(self._row) * tensor[0].nbytes // _ALIGNED) * _ALIGNED
+        with writing(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
+            os.posix_fallocate(file.fileno(), 0, end)  # a full disk is reported now, not by a signal later
+            self._file = mmap.mmap(file.fileno(), end)
+        return {name: _mapped(self._file, models[name].dtype, shapes[name], starts[name]) for name in models}
+
+    def _release(self) -> None:
+        """Pages of the file need not stay in this process's memory."""
+        if self._file is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._file.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapped(file: mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...], start: int) -> Tensor:
+    count = torch.Size(shape).numel()
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(file, dtype=dtype, count=count, offset=start).reshape(shape)
+
+
+def _free(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.available()
