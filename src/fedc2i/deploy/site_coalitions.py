@@ -142,7 +142,7 @@ class SiteCoalitions:
         ]
 
     def _traffic(self, members: int) -> tuple[int, int]:
-        """Bytes that one of so many sites sends and receives in a round: of a round with blank samples here."""
+        """Bytes that one of these sites sends and receives in a round: of a round with blank samples here."""
         blank = Federation("blank", self.sites.clients[:members], self.sites.classes)
         one = {
             "rounds": 1,

@@ -30,7 +30,7 @@ _ALIGNED = 64  # bytes
 
 
 def choose_store(device: torch.device, size: int, participants: int) -> Store:
-    """The nearest place with room for all models, ``size`` bytes; so many ``participants`` train in a round."""
+    """The nearest place that has room for all models, ``size`` bytes in all, if ``participants`` train in a round."""
     if COPIES * size <= SHARE * _free(device):
         return Store(device)
     in_memory = device.type != "cpu" and COPIES * size <= SHARE * memory.available()

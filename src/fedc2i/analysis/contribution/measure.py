@@ -23,7 +23,7 @@ from fedc2i.training.metrics import HIGHER_IS_BETTER
 MOST_RUNS = 400  # coalitions, where not all are run
 FEWEST_RINGS, MOST_RINGS = 3, 50
 OF_CLASS = ("accuracy", "loss")  # scores of the samples of one class
-FEW_SEEDS = 5  # below, a reader is told that intervals are wide
+FEW_SEEDS = 5  # below, a line says that intervals are wide
 MOST_OF_CLASS = 4000  # pairs and classes, in a file that a person still reads
 
 
