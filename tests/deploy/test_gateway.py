@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedc2i.deploy.gateway import Gate
+from fedc2i.deploy.run_counters import RefusedRequests
 
 
 def status_of(path: str, client: tuple[Any, ...], server: tuple[Any, ...] = ("192.0.2.1", 8000)) -> int:
@@ -86,3 +87,29 @@ def test_gate_goes_by_the_kernels_list(line: str, status: int, tmp_path: Path, m
     assert status_of("/v1/runtime/pull-object", ("127.0.0.1", 40000), ("127.0.0.1", 8000)) == status
     table.unlink()
     assert status_of("/v1/runtime/pull-object", ("127.0.0.1", 40000), ("127.0.0.1", 8000)) == 403
+
+
+def test_refused_requests_are_counted_and_seldom_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedc2i.deploy.run_counters._PAUSE", 0.05)
+    file, scope = tmp_path / "refused.prom", {"type": "http", "client": ("192.0.2.9", 1), "server": ("192.0.2.1", 1)}
+    refused = RefusedRequests(file)
+    gate = Gate(None, refused)  # type: ignore[arg-type]
+    large = [(b"content-length", b"9" * 9)]
+
+    async def nothing(message: Any) -> None:
+        """Nobody reads the answers."""
+
+    async def ask() -> tuple[str, str]:
+        for k in range(12):
+            path = {"path": "/docs"} if k % 4 else {"path": "/v1/fleet/pull-messages", "headers": large}
+            await gate({**scope, **path}, None, nothing)
+        early = file.read_text()
+        await asyncio.sleep(0.2)
+        return early, file.read_text()
+
+    early, late = asyncio.run(ask())
+    assert early.splitlines()[2:] == [f'fedc2i_refused_requests_total{{status="{own}"}} 0' for own in (403, 413)]
+    assert late.splitlines()[2:] == [
+        'fedc2i_refused_requests_total{status="403"} 9',
+        'fedc2i_refused_requests_total{status="413"} 3',
+    ]

@@ -63,13 +63,16 @@ def test_health_and_metrics_and_nothing_else(tmp_path: Path) -> None:
     alive = True
     (tmp_path / "config.toml").write_text("secret")
     address = f"127.0.0.1:{free_port()}"
-    with status_server(address, tmp_path, lambda: alive) as port:
+    with status_server(address, [tmp_path / FILE, tmp_path / "refused.prom"], lambda: alive) as port:
         assert get(port, "/healthz") == (200, "ok\n")
         assert health.problem(address) == ""
         assert read(get(port, "/metrics")[1]) == {"up": 1}  # the run has not started
         counters = RunCounters(3)
         counters.add(report(1))
         counters.write(tmp_path)
+        (tmp_path / "refused.prom").write_text('fedc2i_refused_requests_total{status="413"} 7\n')
+        assert '\nfedc2i_refused_requests_total{status="413"} 7\n' in get(port, "/metrics")[1]
+        (tmp_path / "refused.prom").unlink()
         assert read(get(port, "/metrics")[1])["answers_total"] == 3
         for path in ("/", "/config.toml", "/../config.toml", "/metrics/../config.toml", "/healthz?x"):
             assert get(port, path)[0] == 404, path
@@ -82,15 +85,15 @@ def test_health_and_metrics_and_nothing_else(tmp_path: Path) -> None:
         assert read(get(port, "/metrics")[1].partition("###")[0])["up"] == 0
         with (
             pytest.raises(UserError, match=r"--status .*: cannot listen there"),
-            status_server(address, tmp_path, lambda: True),
+            status_server(address, [], lambda: True),
         ):
             pass
     assert "refused" in health.problem(address)
 
 
 @pytest.mark.parametrize("address", ["9093", "localhost:9093", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:99999", ":1"])
-def test_an_address_that_is_none_is_a_line(address: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--status"), status_server(address, tmp_path, lambda: True):
+def test_an_address_that_is_none_is_a_line(address: str) -> None:
+    with pytest.raises(UserError, match="--status"), status_server(address, [], lambda: True):
         pass
 
 

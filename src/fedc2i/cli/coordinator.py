@@ -167,6 +167,7 @@ def start(
     site_runs.require_flower()
     from fedc2i.deploy.coordinator_folder import admitted, read_coordinator
     from fedc2i.deploy.job import Job, split_policy
+    from fedc2i.deploy.run_counters import FILE
     from fedc2i.deploy.status_server import status_server
     from fedc2i.deploy.superlink import open_superlink, run_on
 
@@ -193,7 +194,7 @@ def start(
     link = open_superlink(own)
     try:
         say(f"listening on {own.bind}:{own.port}")
-        with nullcontext() if status is None else status_server(status, job.out, link.is_alive):
+        with nullcontext() if status is None else status_server(status, [job.out / FILE, link.refused], link.is_alive):
             run_on(link, job, say)
     finally:
         link.stop()

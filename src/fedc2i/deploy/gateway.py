@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedc2i.deploy.body_limit import App, Scope, most, read_body, refuse, replay
+from fedc2i.deploy.run_counters import RefusedRequests
 from fedc2i.flower import compat
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -65,8 +66,9 @@ def _is_ours(scope: Scope) -> bool:
 class Gate:
     """ASGI middleware that allows other machines and accounts only the sites' interface, and sound requests there."""
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, app: App, refused: RefusedRequests | None = None) -> None:
+        """``refused`` counts what it does not let through."""
+        self._app, self._refused = app, refused
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Passes the request on, or answers 403 or 413."""
@@ -77,16 +79,21 @@ class Gate:
         path = scope.get("path", "")
         is_open = path.startswith("/v1/fleet/") or path == "/health"
         if not is_open and not _is_ours(scope):
-            await refuse(send, 403, b"only for the SuperLink's own machine and account")
+            await self._refuse(send, 403, b"only for the SuperLink's own machine and account")
             return
         body = await read_body(scope, receive, most(path, own=not is_open))
         if body is None:
-            await refuse(send, 413, b"the body is too large")
+            await self._refuse(send, 413, b"the body is too large")
         elif path.startswith("/v1/fleet/push-messages") and not compat.is_from_its_node(body):
-            await refuse(send, 403, b"a message's source must be the node that sends it")
+            await self._refuse(send, 403, b"a message's source must be the node that sends it")
         else:
             await self._app(scope, replay(body, receive), send)
 
+    async def _refuse(self, send: Any, status: int, reason: bytes) -> None:
+        if self._refused is not None:
+            self._refused.add(status)
+        await refuse(send, status, reason)
+
 
 if __name__ == "__main__":
-    compat.run_superlink(Gate, sys.argv[1:])
+    compat.run_superlink(Gate, sys.argv[2:], refused=RefusedRequests(Path(sys.argv[1])))

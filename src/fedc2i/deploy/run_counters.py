@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedc2i.core.errors import UserError
 from fedc2i.core.files import write_atomically
 from fedc2i.engine.records import Round
 
 FILE = "metrics.prom"  # in the run folder
+_PAUSE = 1.0  # seconds between two writes of what an attacker can cause
 
 
 @dataclass
@@ -60,6 +64,29 @@ class RunCounters:
         yield from header("refusals_total", "counter", "Answers that were rejected, by site.")
         for site, count in self.refusals.items():
             yield f'fedc2i_refusals_total{{site="{_escaped(site)}"}} {count}'
+
+
+class RefusedRequests:
+    """Counts requests that the gate refused, and writes them to a file, at most once a second."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._waiting = path, False
+        self._counts = {403: 0, 413: 0}  # by HTTP status
+        self._write()
+
+    def add(self, status: int) -> None:
+        """Counts one; to be called in an event loop."""
+        self._counts[status] += 1
+        if not self._waiting:
+            self._waiting = True
+            asyncio.get_running_loop().call_later(_PAUSE, self._write)
+
+    def _write(self) -> None:
+        self._waiting = False
+        lines = header("refused_requests_total", "counter", "Requests that the gate refused, by HTTP status.")
+        lines += [f'fedc2i_refused_requests_total{{status="{name}"}} {count}' for name, count in self._counts.items()]
+        with suppress(UserError):  # a full disk must not end the SuperLink
+            write_atomically(self._path, ("\n".join(lines) + "\n").encode())
 
 
 def sample(name: str, kind: str, about: str, value: float) -> list[str]:

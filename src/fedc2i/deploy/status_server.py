@@ -6,24 +6,24 @@ It answers with counts and the names of sites only, reads no body, and changes n
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from fedc2i.core.errors import UserError
 from fedc2i.deploy.folder_settings import check_bind, check_port
-from fedc2i.deploy.run_counters import FILE, sample
+from fedc2i.deploy.run_counters import sample
 
 MOST_TEXT = 2**20  # bytes of counters
 _PATIENCE = 5.0  # seconds that a caller has for its request
 
 
 @contextmanager
-def status_server(address: str, folder: Path, is_alive: Callable[[], bool]) -> Iterator[int]:
+def status_server(address: str, counters: Sequence[Path], is_alive: Callable[[], bool]) -> Iterator[int]:
     """Serves a run's health and counters on ``HOST:PORT`` while the context lasts; gives the port.
 
-    ``folder`` is the run's, ``is_alive`` says whether the SuperLink runs.
+    ``counters`` are the files of the run's program and of the gate, ``is_alive`` says whether the SuperLink runs.
     """
     host, _, port = address.rpartition(":")
     where = check_bind(host.strip("[]"), "--status"), check_port(int(port) if port.isdecimal() else 0, "--status")
@@ -37,7 +37,7 @@ def status_server(address: str, folder: Path, is_alive: Callable[[], bool]) -> I
                 alive = is_alive()
                 self._answer(200 if alive else 503, "text/plain", b"ok\n" if alive else b"the SuperLink has ended\n")
             elif self.path == "/metrics":
-                self._answer(200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(folder, is_alive()))
+                self._answer(200, "text/plain; version=0.0.4; charset=utf-8", metrics_text(counters, is_alive()))
             else:
                 self._answer(404, "text/plain", b"only /healthz and /metrics are here\n")
 
@@ -68,11 +68,10 @@ def status_server(address: str, folder: Path, is_alive: Callable[[], bool]) -> I
         server.server_close()
 
 
-def metrics_text(folder: Path, is_alive: bool) -> bytes:
-    """Whether the SuperLink runs, and the run's counters as its program wrote them."""
-    text = "\n".join(sample("up", "gauge", "Whether the SuperLink runs.", int(is_alive))) + "\n"
-    try:
-        with (folder / FILE).open("rb") as file:
-            return text.encode() + file.read(MOST_TEXT)
-    except OSError:  # the run has not started yet
-        return text.encode()
+def metrics_text(counters: Sequence[Path], is_alive: bool) -> bytes:
+    """Whether the SuperLink runs, and the counters as the programs wrote them."""
+    text = ("\n".join(sample("up", "gauge", "Whether the SuperLink runs.", int(is_alive))) + "\n").encode()
+    for path in counters:
+        with suppress(OSError), path.open("rb") as file:  # the run may not have started yet
+            text += file.read(MOST_TEXT)
+    return text

@@ -61,6 +61,7 @@ class SuperLink(ChildProcess):
         self.own, self.address = own, local_address(own.bind, own.port)
         self._control = ControlClient(self.address, own.authority)
         self._database = own.folder / "state" / "superlink.db"
+        self.refused = own.folder / "state" / "refused.prom"  # counters of the gate
         os.environ["no_proxy"] = without_proxy(own.bind)  # for our own calls to it
 
     def start(self) -> None:
@@ -74,7 +75,8 @@ class SuperLink(ChildProcess):
         words += ["--ssl-ca-certfile", str(own.authority), "--ssl-certfile", str(own.folder / "server.crt")]
         words += ["--ssl-keyfile", str(own.folder / "server.key")]
         words += ["--database", str(self._database)]
-        self.launch([sys.executable, "-P", "-m", "fedc2i.deploy.gateway", *words], patience=5.0)
+        gate = [sys.executable, "-P", "-m", "fedc2i.deploy.gateway", str(self.refused)]
+        self.launch([*gate, *words], patience=5.0)
         until = time.monotonic() + _PATIENCE
         while True:
             if not self.is_alive():

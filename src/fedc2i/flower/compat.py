@@ -90,14 +90,14 @@ def is_from_its_node(body: bytes) -> bool:
     return all(message.metadata.src_node_id == request.node.node_id for message in request.messages_list)
 
 
-def run_superlink(gate: Any, words: Sequence[str]) -> None:
-    """Runs ``flower-superlink`` with an ASGI middleware as its outermost layer."""
+def run_superlink(gate: Any, words: Sequence[str], **options: Any) -> None:
+    """Runs ``flower-superlink`` with an ASGI middleware, which has these options, as its outermost layer."""
     import uvicorn
     from flwr.superlink import extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
-    extensions.get_middleware = lambda: (Middleware(gate),)
+    extensions.get_middleware = lambda: (Middleware(gate, **options),)
     from flwr.superlink import main as superlink  # reads the line above
 
     layers: list[Any] = [layer.cls for layer in superlink._get_middleware()]
