@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+
+from fedc2i import Federation
+from support.helpers import write_arrays
 
 DRIVER = Path(__file__).with_name("kill_driver.py")
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -137,3 +141,37 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert err.rstrip().splitlines()[-1].startswith("fedc2i: interrupted; what is finished is kept; `fedc2i resume`")
     assert "Traceback" not in err
+
+
+# Real sites under secure aggregation
+
+
+@pytest.mark.slow
+def test_a_coordinator_killed_inside_a_secure_round_ends_with_the_models_of_a_plain_run(
+    tmp_path: Path, make_federation: Callable[..., Federation]
+) -> None:
+    pytest.importorskip("flwr.app")
+    data = write_arrays(tmp_path / "arrays", make_federation((24, 24, 24)))
+    local = ("--set", "epochs=1", "--set", "optimizer=sgd")  # Adam would enlarge differences in the last digit
+    words = ("fedavg", "--data", data, "--model", "lenet5", "--rounds", "3", *local)
+    finished(fedc2i("flower-local", *words, "--out", "plain", "--keep", "plain-sites", folder=tmp_path))
+    secure = fedc2i(
+        "flower-local", *words, "--out", "secure", "--keep", "sites", "--secure-aggregation", folder=tmp_path
+    )
+    secrets = [tmp_path / "sites" / "sites" / name / "masks.bin" for name in "abc"]
+    until = time.monotonic() + 300
+    log = tmp_path / "secure" / "log.txt"
+    while not (log.exists() and "round 1/3" in log.read_text() and all(own.exists() for own in secrets)):
+        assert secure.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    secure.kill()
+    secure.communicate()
+    finished(fedc2i("resume", "secure", folder=tmp_path))
+    for name in "abc":
+        plain, masked = (
+            load_file(next((tmp_path / sites / "sites" / name / "state").glob("*-seed0/received.safetensors")))
+            for sites in ("plain-sites", "sites")
+        )
+        for key, tensor in plain.items():
+            np.testing.assert_allclose(masked[key], tensor, rtol=1e-4, atol=1e-5)

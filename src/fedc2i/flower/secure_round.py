@@ -160,9 +160,9 @@ class _Attempt:
             total += upload[masking.UPLOAD].numpy().view(np.uint32)
         try:
             for m in active:
-                total -= terms.stream(compat.secagg_secret(found[m]), self._count)
+                total -= terms.stream(compat.secagg_secret(found[m][:limit]), self._count)
             for m in dropped:
-                private = compat.secagg_secret(found[m])
+                private = compat.secagg_secret(found[m][:limit])
                 for other in active:
                     secret = compat.secagg_pair_secret(private, terms.keys[other][0])
                     total += (1 if m > other else -1) * terms.stream(secret, self._count)
