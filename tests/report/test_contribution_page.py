@@ -12,11 +12,13 @@ import pytest
 
 from fedc2i.analysis.contribution.records import GAIN, Contribution, Row, Score
 from fedc2i.engine.records import POINTS
+from fedc2i.methods.fedavg import FedAvg
+from fedc2i.methods.fedrep import FedRep
 from fedc2i.methods.local import Local
 from fedc2i.report.contribution_report import headline, member_sentence, sentences
 from fedc2i.report.html import page
 from fedc2i.report.html.contribution import contribution_view
-from fedc2i.report.html.members import chance_warnings, members
+from fedc2i.report.html.members import MOST_METHODS, all_chance_warnings, chance_warnings, members
 from fedc2i.report.plots import plot_influence
 from support.helpers import blank_federation, made_up
 
@@ -114,6 +116,37 @@ def test_beside_local_the_words_are_not_helps() -> None:
     assert all("not checked" in row.proof for row in found.rows)
     assert found.warnings == ("Worse than training alone, which may be chance: north (-5.00).",)
     assert members([ours], [None]) is None
+
+
+def test_warnings_of_a_comparison_name_the_method() -> None:
+    federation = blank_federation(NAMES)
+    local = made_up(federation, {0: [[65, 60, 80]]}, method=Local())
+    ours = made_up(federation, {0: [[60, 70, 80]]})
+    worse = made_up(federation, {0: [[70, 55, 80]]}, method=FedAvg())
+    better = made_up(federation, {0: [[70, 70, 90]]}, method=FedRep())
+    found = members([local, ours, worse, better], [None] * 4)
+    assert found is not None
+    assert found.warnings == (
+        f"{ours.label}: worse than training alone, which may be chance: north (-5.00).",
+        "FedAvg: worse than training alone, which may be chance: south (-5.00).",
+    )
+    many = [local, *(made_up(federation, {0: [[60, 70, 80]]}) for _ in range(6))]
+    found = members(many, [None] * 7)
+    assert found is not None
+    assert found.warnings[-1] == "The same holds for 2 other methods."
+    assert len(found.warnings) == MOST_METHODS + 1
+
+
+def test_near_guessing_is_a_warning_of_every_method_of_a_comparison() -> None:
+    federation = blank_federation(NAMES)
+    bad = [made_up(federation, {0: [[33.0, 60.0, 60.0]]}, lift=0.0, method=own) for own in (FedAvg(), Local())]
+    good = made_up(federation, {0: [[50.0, 60.0, 60.0]]})
+    said = all_chance_warnings([bad[0], good, bad[1]])
+    assert [text.partition(":")[0] for text in said] == ["FedAvg", "Local"]
+    assert all_chance_warnings([bad[0]] * 6)[MOST_METHODS:] == ("The same holds for 2 other methods.",)
+    text = page.make([bad[0], good, bad[1]])
+    assert text.count('<p class="warning">') >= 2
+    assert "FedAvg: no better than guessing at north" in text
 
 
 def test_a_score_near_guessing_is_a_warning() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,8 @@ from fedc2i.report.html.side_by_side import common_seeds, restricted
 from fedc2i.report.table import WHEN, counted, decimals, metric_words
 from fedc2i.runs.results import Result
 
-LOCAL = "local"
+LOCAL, POOLED = "local", "pooled"
+MOST_METHODS = 4  # with a warning of one kind
 MOST_NAMED = 6  # clients in a warning
 NEAR = {"auroc": 55.0}  # percent, below which a score is near chance
 CLOSE = 1.0  # points above the most frequent class that are no gain over guessing it
@@ -52,16 +53,35 @@ class Members:
 
 
 def members(results: Sequence[Result], contributions: Sequence[Contribution | None]) -> Members | None:
-    """From a contribution in a run's folder, else from a run of Local beside another; None without either."""
-    for result, own in zip(results, contributions, strict=False):
-        if own is not None:
-            return _of_contribution(result, own)
+    """From a contribution in a run's folder, else from a run of Local beside another; None without either.
+
+    Warnings are of all methods that are shown, if Local is one of them.
+    """
     local = next((one for one in results if one.method.name == LOCAL), None)
-    others = [one for one in results if one.method.name != LOCAL]
-    if local is None or not others:
+    others = [one for one in results if one.method.name not in (LOCAL, POOLED)]
+    measured = next(((one, own) for one, own in zip(results, contributions, strict=False) if own is not None), None)
+    if measured is not None:
+        chosen, found = measured[0], _of_contribution(*measured)
+    elif local is not None and others:
+        chosen = next((one for one in others if one.influence("influence_vector").size), others[0])
+        found = _against_local(chosen, local)
+    else:
         return None
-    chosen = next((one for one in others if one.influence("influence_vector").size), others[0])
-    return _against_local(chosen, local)
+    rest = [] if local is None else [one for one in others if one is not chosen]
+    if not rest:
+        return found
+    assert local is not None
+    by_method = [(chosen.label, found.warnings), *((one.label, _against_local(one, local).warnings) for one in rest)]
+    return replace(found, warnings=_labelled(by_method))
+
+
+def _labelled(by_method: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
+    """The warnings of several methods, each with its method's name; of very many methods only their number."""
+    warned = [(label, own) for label, own in by_method if own]
+    said = [f"{label}: {text[0].lower()}{text[1:]}" for label, own in warned[:MOST_METHODS] for text in own]
+    if len(warned) > MOST_METHODS:
+        said.append(f"The same holds for {counted(len(warned) - MOST_METHODS, 'other method')}.")
+    return tuple(said)
 
 
 def _of_contribution(result: Result, own: Contribution) -> Members:
@@ -148,6 +168,14 @@ def _warnings(rows: Sequence[Member]) -> tuple[str, ...]:
             more = f" and {len(worse) - MOST_NAMED} more" if len(worse) > MOST_NAMED else ""
             said.append(f"Worse than training alone, {words}: {', '.join(worse[:MOST_NAMED])}{more}.")
     return tuple(said)
+
+
+def all_chance_warnings(results: Sequence[Result]) -> tuple[str, ...]:
+    """Of every method that is shown; of very many methods only their number."""
+    found = [text for one in results for text in chance_warnings(one)]
+    more = len(found) - MOST_METHODS
+    rest = [f"The same holds for {counted(more, 'other method')}."] if more > 0 else []
+    return (*found[:MOST_METHODS], *rest)
 
 
 def chance_warnings(result: Result) -> list[str]:
