@@ -8,6 +8,8 @@ counts from its equal share.
 
 A planted client should be ranked last by every honest receiver (a duplicate: nearest to its original). AUC is the share
 of honest givers (pairs) that a measure ranks above it; 1 is perfect, 0.5 is chance.
+
+A client that joins twice, under two names with the same data: is the value of both names together above that of one?
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ import numpy as np
 from rich.console import Console
 from scipy import stats
 
-from experiments.agreement_plants import PLANTS, Planted, plant
-from experiments.agreement_probe import PREFIX, ProbedPlus
+from experiments.agreement_plants import CHANGED, PLANTS, Planted, joined_twice, plant
+from experiments.agreement_probe import PREFIX, PROBED
 from experiments.grid import launch, parser
 from fedc2i.analysis.contribution.coalitions import CoalitionRuns, restricted
 from fedc2i.analysis.contribution.measure import Values
@@ -70,8 +72,8 @@ def cheap(plan: Plan, seeds: Sequence[int]) -> dict[str, Array]:
     return {title: np.stack(own) for title, own in found.items()}
 
 
-def measure(plan: Plan, folder: Path, view: WorkView) -> Truth:
-    """Runs all coalitions and one probed run of all clients."""
+def exact_values(plan: Plan, folder: Path, view: WorkView) -> dict[Point, Array]:
+    """Runs all coalitions; Shapley values ``(seeds, M, M)`` by point, row m of receiver m."""
     clients = len(plan.federation.names)
     runs = CoalitionRuns(plan, folder, view.update, view.say)
     runs.compute([frozenset({0}), *every_coalition(clients)])
@@ -83,10 +85,31 @@ def measure(plan: Plan, folder: Path, view: WorkView) -> Truth:
             scores = values.of(receiver, METRIC, point, weights)
             table[:, receiver, giver] = sum(weight * scores[own][:, 0] for own, weight in weights.items())
         found[point] = table
-    method = ProbedPlus(**plan.config.options)
-    everyone = restricted(plan, frozenset(range(clients)))
+    return found
+
+
+def measure(plan: Plan, folder: Path, view: WorkView) -> Truth:
+    """Runs all coalitions and one probed run of all clients."""
+    values = exact_values(plan, folder, view)
+    method = PROBED[plan.method.name](**plan.config.options)
+    everyone = restricted(plan, frozenset(range(len(plan.federation.names))))
     probed = replace(everyone, method=method, config=replace(everyone.config, workers=0))
-    return Truth(found, cheap(probed, plan.config.seeds))
+    return Truth(values, cheap(probed, plan.config.seeds))
+
+
+def twice_row(once: Array, twice: Array, which: int, name: str) -> Row:
+    """A client's value to all others together when it joins once and twice, and the difference, over seeds.
+
+    Args:
+        once: values ``(seeds, M, M)``.
+        twice: values ``(seeds, M + 1, M + 1)`` with a copy of the client at the end.
+        which: the client.
+        name: its name.
+    """
+    others = [m for m in range(once.shape[1]) if m != which]
+    one = once[:, others, which].mean(1)
+    both = (twice[:, others, which] + twice[:, others, -1]).mean(1)
+    return Row((name, "", *(interval(own, 3) for own in (one, both, both - one))))
 
 
 def agreement(truth: Truth, name: str, point: Point) -> tuple[list[float], float, float]:
@@ -170,14 +193,14 @@ def study(given: Namespace) -> None:
         found = {}
         for data in filter(None, given.data):
             view.say(f"{data}: all coalitions")
-            (plan,) = prepare(["fedc2i-plus"], values, data)
+            (plan,) = prepare([given.method], values, data)
             found[data] = measure(plan, folder, view)
             for point in POINTS:
                 tables[f"agreement-{SHORT[point]}"] = agreement_table(found, point)
             _write(tables, folder)
         planted: dict[str, tuple[Truth, Planted]] = {}
         for data, kind in itertools.product(filter(None, given.plants), PLANTS):
-            (plan,) = prepare(["fedc2i-plus"], values, data)
+            (plan,) = prepare([given.method], values, data)
             own = plant(kind, plan.federation)
             if own is None:
                 continue
@@ -186,6 +209,15 @@ def study(given: Namespace) -> None:
             plan = replace(plan, federation=own.federation, config=config)
             planted[f"{data}: {kind}"] = measure(plan, folder, view), own
             tables["plants"] = plant_table(planted)
+            _write(tables, folder)
+        for data in filter(None, given.twice):
+            (plan,) = prepare([given.method], values, data)
+            title = f"{data}: what a client is worth to the others in log-loss {SHORT['trained']} local training"
+            again = replace(plan, federation=joined_twice(plan.federation, CHANGED))
+            view.say(f"{again.federation.name}: all coalitions")
+            once, twice = (exact_values(own, folder, view)["trained"] for own in (plan, again))
+            tables["twice"] = Table(title, ("Client", "", "joins once", "joins twice, both names", "difference"))
+            tables["twice"].rows.append(twice_row(once, twice, CHANGED, plan.federation.names[CHANGED]))
             _write(tables, folder)
 
 
@@ -200,6 +232,8 @@ def main(typed: Sequence[str] | None = None) -> int:
     options = parser("agreement", (__doc__ or "").splitlines()[0], "0-2")
     options.add_argument("--data", nargs="*", default=DATA, help="data sets of at most six clients")
     options.add_argument("--plants", nargs="*", default=["heart", "digits"], help="data sets with planted clients")
+    options.add_argument("--twice", nargs="*", default=["heart"], help="data sets of which a client joins twice")
+    options.add_argument("--method", choices=sorted(PROBED), default="fedc2i-plus")
     return launch(study, options, sys.argv[1:] if typed is None else typed)
 
 

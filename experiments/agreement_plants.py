@@ -8,6 +8,7 @@ import torch
 
 from fedc2i.data.federation import Client, Federation, Split
 
+CHANGED = 1  # the second client in table order
 PLANTS = ("flipped labels", "noise", "free-rider", "other classes", "duplicate")
 
 
@@ -22,8 +23,8 @@ class Planted:
 
 
 def plant(kind: str, federation: Federation) -> Planted | None:
-    """The second client in table order is changed; None where the data does not allow it."""
-    clients, which = list(federation.clients), 1
+    """One client is changed; None where the data does not allow it."""
+    clients, which = list(federation.clients), CHANGED
     name = clients[which].name
     if kind == "flipped labels":
         return Planted(federation, which, f'label-flip@"{name}"')
@@ -42,6 +43,12 @@ def plant(kind: str, federation: Federation) -> Planted | None:
         own, others = range(middle, 2 * middle), range(middle)
         clients = [_only(client, own if k == which else others) for k, client in enumerate(clients)]
     return Planted(_with(federation, clients, kind), which)
+
+
+def joined_twice(federation: Federation, which: int) -> Federation:
+    """The same with a further client that has the data of one of them: it joins under two names."""
+    again = replace(federation.clients[which], name=f"{federation.names[which]} again")
+    return _with(federation, [*federation.clients, again], f"{federation.names[which]} twice")
 
 
 def _with(federation: Federation, clients: list[Client], kind: str) -> Federation:

@@ -1,4 +1,4 @@
-"""FedC²I⁺ that also reports cheap measures of every other model, without any change to what it trains.
+"""FedC²I and FedC²I⁺ that also report cheap measures of every other model, without any change to what they train.
 
 With θ_i the model of client i, θ̄ the mean of all, l the client's own loss on held-out samples, and on training samples:
 
@@ -20,7 +20,8 @@ from torch.func import grad
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.params import Params, row
-from fedc2i.methods.base import Site
+from fedc2i.methods.base import Method, Site
+from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_plus import FedC2IPlus
 from fedc2i.training.local import Batch
 
@@ -28,16 +29,11 @@ PREFIX = "probe_"
 MEASURES = ("rise", "first order", "pair gain", "step")
 
 
-@dataclass(frozen=True)
-class ProbedPlus(FedC2IPlus):
-    """FedC²I⁺ with further diagnostics."""
-
-    name = "fedc2i-plus-probed"
-    title = "FedC²I⁺, probed"
-    about = "fedc2i-plus that reports further measures of influence; for experiments.agreement"
+class _Probe(Method):
+    """Adds diagnostics to a method that receives the models of others."""
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
-        """As FedC²I⁺, with measures of every received model."""
+        """As the method itself, with measures of every received model."""
         start, measured = super().personalise(own, batch, site)
         peers = site.peers
         if not peers.models or batch is None:
@@ -52,6 +48,27 @@ class ProbedPlus(FedC2IPlus):
                 for name, values in _measures(models, mine, mean, own, samples, site).items():
                     found[f"{name}, {where}"] = torch.where(known, values, torch.nan)
         return start, {**measured, **{PREFIX + name: values for name, values in found.items()}}
+
+
+@dataclass(frozen=True)
+class ProbedC2I(_Probe, FedC2I):
+    """FedC²I with further diagnostics; it holds no samples out, so there are none of held-out samples."""
+
+    name = "fedc2i-probed"
+    title = "FedC²I, probed"
+    about = "fedc2i that reports further measures of influence; for experiments.agreement"
+
+
+@dataclass(frozen=True)
+class ProbedPlus(_Probe, FedC2IPlus):
+    """FedC²I⁺ with further diagnostics."""
+
+    name = "fedc2i-plus-probed"
+    title = "FedC²I⁺, probed"
+    about = "fedc2i-plus that reports further measures of influence; for experiments.agreement"
+
+
+PROBED: Mapping[str, type[FedC2I]] = {"fedc2i": ProbedC2I, "fedc2i-plus": ProbedPlus}
 
 
 def _measures(models: Params, mine: Params, mean: Params, own: Params, samples: Batch, site: Site) -> dict[str, Tensor]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from experiments.agreement import Truth, agreement, auc, interval
-from experiments.agreement_plants import PLANTS, Planted, plant
-from experiments.agreement_probe import PREFIX, ProbedPlus
+from experiments.agreement import Truth, agreement, auc, interval, twice_row
+from experiments.agreement_plants import PLANTS, Planted, joined_twice, plant
+from experiments.agreement_probe import PREFIX, PROBED
 
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
@@ -17,7 +17,8 @@ from fedc2i.models.model import Model
 from fedc2i.runs.driver import compute
 from fedc2i.runs.plan import prepare
 
-del Method.registry[ProbedPlus.name]  # it is the study's: tests of every method do not see it
+for kind in PROBED.values():  # they are the study's: tests of every method do not see them
+    del Method.registry[kind.name]
 
 
 def test_auc_by_hand(make_federation: Callable[..., Federation]) -> None:
@@ -56,16 +57,31 @@ def test_agreement_of_a_perfect_measure() -> None:
     assert interval([math.nan]) == "–"
 
 
+def test_a_client_that_joins_twice_by_hand(make_federation: Callable[..., Federation]) -> None:
+    federation = make_federation((8, 7, 6))
+    again = joined_twice(federation, 1)
+    assert again.names == (*federation.names, "b again")
+    assert again.clients[3].train.x.equal(federation.clients[1].train.x)
+    once = np.zeros((2, 3, 3))
+    once[:, [0, 2], 1] = [[0.1, 0.3], [0.2, 0.4]]  # worth 0.2 and 0.3 to the others, on average
+    twice = np.zeros((2, 4, 4))
+    twice[:, [0, 2], 1] = twice[:, [0, 2], 3] = [[0.1, 0.3], [0.2, 0.4]]
+    twice[:, 3, 1] = 9.0  # what one name is worth to the other does not count
+    name, _, one, both, more = twice_row(once, twice, 1, "b").cells
+    assert (name, one[:6], both[:6], more[:6]) == ("b", "+0.250", "+0.500", "+0.250")
+
+
+@pytest.mark.parametrize("method", sorted(PROBED))
 def test_the_probe_changes_nothing_and_measures_every_model(
-    make_federation: Callable[..., Federation], model: Model
+    method: str, make_federation: Callable[..., Federation], model: Model
 ) -> None:
     settings = {"rounds": 2, "epochs": 1, "device": "cpu"}
     federation = make_federation((12, 10, 8), validation=6)
-    plain, probed = prepare(["fedc2i-plus", ProbedPlus()], settings, federation, model)
+    plain, probed = prepare([method, PROBED[method]()], settings, federation, model)
     first, second = compute(plain), compute(probed)
     np.testing.assert_array_equal(first.accuracy("trained", "loss"), second.accuracy("trained", "loss"))
-    measured = second.rounds[-1].influence
-    rise, order = (measured[f"{PREFIX}{name}, held-out"] for name in ("rise", "first order"))
+    measured, where = second.rounds[-1].influence, "held-out" if method == "fedc2i-plus" else "training"
+    rise, order = (measured[f"{PREFIX}{name}, {where}"] for name in ("rise", "first order"))
     assert rise.shape == order.shape == (3, 3)
     assert np.isfinite(rise).all()
     assert np.corrcoef(rise.flat, order.flat)[0, 1] > 0.9  # models are near each other after two rounds
