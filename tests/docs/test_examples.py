@@ -123,7 +123,7 @@ def test_notebook_shows_tables_and_plots(notebook: Any) -> None:
     for word in ("plt.subplots(len", "fedc2i.plot_accuracy(comparison", "round=1", 'client="Scans"'):
         assert [output for output in outputs(notebook, word) if "image/png" in output["data"]], word
     assert "dataframe" in outputs(notebook, "to_pandas")[0]["data"]["text/html"]
-    assert outputs(notebook, "nanargmax")[0]["text"].count(" is helped most by ") == 5
+    assert outputs(notebook, "nanargmax")[0]["text"].count(" weighs most (") == 5
 
 
 def test_notebook_says_nothing_on_stderr(notebook: Any) -> None:

@@ -104,8 +104,8 @@ def influence_vectors(result: Result, vectors: Array) -> Figure:
     for number, axis in zip(chosen, axes[0], strict=True):
         image = vector_panel(axis, vectors[number - 1], top, names, names if axis is axes[0][0] else ())
         axis.set_title(f"round {number}", fontsize=10)
-    axes[0][0].set_ylabel("client that is helped")
-    axes[0][0].set_xlabel("client that helps")
+    axes[0][0].set_ylabel("for whom")
+    axes[0][0].set_xlabel("whose model weighs")
     figure.colorbar(image, ax=list(axes[0]), shrink=0.8, label="influence λ", pad=0.01)
     figure.suptitle(plain(f"{result.label} on {result.config.data}{mean_of(result)}"), fontsize=11)
     return figure
@@ -123,7 +123,7 @@ def vector_panel(axis: Axes, vectors: Array, top: float, names: Sequence[str], d
 
 
 def influence_matrices(result: Result, matrices: Array) -> Figure:
-    """The influence matrix of every client after the last round, ``(M, M, C)``: who helps it with which class."""
+    """The influence matrix of every client after the last round, ``(M, M, C)``: who weighs most in which class."""
     names, classes = result.federation.names, result.federation.classes
     shown = min(len(names), MOST_PANELS)
     across = min(shown, 3)
@@ -136,7 +136,7 @@ def influence_matrices(result: Result, matrices: Array) -> Figure:
             continue
         image = matrix_panel(axis, matrices[m], shades, classes, names if m % across == 0 else ())
         axis.set_title(plain(f"helps {names[m]}"), fontsize=9)
-    axes[0][0].set_ylabel("client that helps", fontsize=8)
+    axes[0][0].set_ylabel("whose row weighs", fontsize=8)
     axes[0][0].set_xlabel("class", fontsize=8)
     figure.colorbar(image, ax=list(axes.flat), shrink=0.8, label="influence Λ (white: equal share)", pad=0.01)
     title = f"{result.label} on {result.config.data}: influence per class, last round{mean_of(result)}"

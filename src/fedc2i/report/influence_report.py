@@ -17,12 +17,12 @@ MOST_HELPERS = 12  # listed for one client
 
 
 def print_intervals(console: Console, found: InfluenceIntervals, clients: Iterable[int]) -> None:
-    """What helps each of the clients, and how many influences differ from the equal share."""
+    """What weighs for each of the clients, and how many influences differ from the equal share."""
     for m in clients:
         name, share = found.clients[m], float(found.share[m])
         split = {"train": "training"}.get(found.split[name], found.split[name])
         measured = f"{found.samples[name]} {split} samples, seed {found.seed}"
-        title = f"What helps {one_line(name)}: influence λ on {measured}, equal share {share:.3f}"
+        title = f"Whose model weighs for {one_line(name)}: influence λ on {measured}, equal share {share:.3f}"
         console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
         console.print(_helpers(found, m))
     print_lines(console, [*_count(found), *found.notes])

@@ -1,4 +1,4 @@
-"""Plots of results for notebooks and scripts: scores over rounds, and who helps whom."""
+"""Plots of results for notebooks and scripts: scores over rounds, and whose model weighs most."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def plot_influence(
     client: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plots who helps whom: the influence vectors, or with ``client`` its influence matrix by class.
+    """Plots whose model weighs most: the influence vectors, or with ``client`` its influence matrix by class.
 
     Args:
         result: of a method that measures influence.
@@ -109,14 +109,14 @@ def plot_influence(
     if client is None:
         axis = _axes(ax, side + 1, side)
         image = figures.vector_panel(axis, values, figures.top_shade(every, len(names)), names, names)
-        axis.set(xlabel="client that helps", ylabel="client that is helped")
+        axis.set(xlabel="whose model weighs", ylabel="for whom")
         label, title = "influence λ", f"{own.label} on {own.config.data}"
     else:
         axis = _axes(ax, max(4.2, min(0.45 * len(classes) + 1, 9)), max(3.0, 0.6 * side))
         shades = figures.around_equal_share(every[:, names.index(client)], len(names))
         image = figures.matrix_panel(axis, values, shades, classes, names)
-        axis.set(xlabel="class", ylabel="client that helps")
-        label, title = "influence Λ (white: equal share)", f"{own.label}: who helps {client}"
+        axis.set(xlabel="class", ylabel="whose row weighs")
+        label, title = "influence Λ (white: equal share)", f"{own.label}: who weighs most for {client}"
     axis.figure.colorbar(image, ax=axis, shrink=0.9, label=label)
     axis.set_title(figures.plain(f"{title}, round {number}{figures.mean_of(own)}"), fontsize=10)
     return axis
