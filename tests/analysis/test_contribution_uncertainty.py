@@ -61,6 +61,16 @@ def test_coalitions_see_the_same_resamples() -> None:
     assert estimate(values, DIFFERENCE) == Estimate(0.0, 0.0, math.inf)
 
 
+def test_scores_without_predictions_have_the_spread_of_seeds_alone() -> None:
+    values = {TOGETHER: np.array([[1.0], [2.0], [3.0]]), ALONE: np.zeros((3, 1))}
+    found, wanted = estimate(values, DIFFERENCE), stats.ttest_1samp([1.0, 2.0, 3.0], 0.0)
+    assert (found.value, found.p) == (2.0, pytest.approx(wanted.pvalue))
+    assert found.ends == pytest.approx(tuple(wanted.confidence_interval()))
+    one = estimate({own: scores[:1] for own, scores in values.items()}, DIFFERENCE)
+    assert one.value == 1.0
+    assert all(map(math.isnan, (one.p, *one.ends)))
+
+
 def test_rings_widen_the_interval() -> None:
     values = {TOGETHER: np.array([[1.0, 0.9, 1.1]]), ALONE: np.array([[0.0, 0.0, 0.0]])}
     rings = [{TOGETHER: 1.5, ALONE: -1.0}, {TOGETHER: 0.5, ALONE: -1.0}]
