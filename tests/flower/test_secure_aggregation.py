@@ -422,3 +422,36 @@ def test_bytes_are_those_of_all_stages(tmp_path: Path) -> None:
     for site, own in answers.items():
         assert own.bytes == sum(sent.bytes for _, number, sent in federation.sent if number == site)
     assert federation.round.bytes_down > 3 * 2 * 3 * 100  # two keys of three sites, to each
+
+
+LISTS = [st.lists(kind, max_size=5) for kind in (st.integers(-1, 4), st.binary(max_size=4), st.floats())]
+VALUES = st.one_of(st.integers(-2, 5), st.floats(), st.binary(max_size=4), st.text(max_size=4), st.booleans(), *LISTS)
+FIELDS = st.sampled_from(["sites", "keys1", "keys2", "identities", "sources", "shares", "active", "dropped"])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(stage=st.sampled_from([SHARE, COLLECT, UNMASK]), change=st.dictionaries(FIELDS, VALUES, min_size=1))
+def test_any_other_request_is_refused_in_a_line(
+    stage: str, change: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of a round that stops before the stage, with any part of the request changed."""
+    folder = tmp_path_factory.mktemp("fuzzed")
+    if not _prepared:
+        for name in (SHARE, COLLECT, UNMASK):
+            federation = Federation(folder / name, some_uploads(3))
+            federation.spoil = lambda own, site, asked, name=name: None if own == name else asked  # type: ignore[misc]
+            with pytest.raises(UserError):
+                federation.collect()
+            first = next(asked for own, site, asked in federation.asked if (own, site) == (name, 0))
+            _prepared[name] = federation, first, federation.files[0].read_bytes()
+    federation, asked, before = _prepared[stage]
+    federation.files[0].write_bytes(before)
+    if all(asked.get(name) == value for name, value in change.items() if name in asked):
+        return
+    with pytest.raises(UserError) as refused:
+        federation.answer(0, {**asked, **change})
+    assert "\n" not in str(refused.value)
+    assert federation.files[0].read_bytes() == before  # nothing was spent
+
+
+_prepared: dict[str, tuple[Federation, dict[str, Any], bytes]] = {}

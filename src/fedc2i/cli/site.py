@@ -189,10 +189,13 @@ def _line(entry: Mapping[str, Any]) -> str:
         words.append(f"{entry['run']} round {entry['round']}, {entry['method']}")
     if entry.get("outcome", "sent") != "sent":
         words.append(f"refused: {entry['outcome']}")
+    elif "sum" in entry:
+        words.append(f"{entry['total']:,} bytes of shares that unmask the sum of {len(entry['sum'])} sites")
     elif "total" in entry:
         spent = "no ε (uploads without noise)" if entry["epsilon"] is None else f"ε so far {entry['epsilon']:.4g}"
         words.append(
-            f"{entry['total'] / 1e6:.3f} MB in {len(entry['bytes'])} tensors, {len(entry['scores'])} scores, {spent}"
+            f"{entry['total'] / 1e6:.3f} MB in {len(entry['bytes'])} tensors{', masked' if 'stage' in entry else ''}, "
+            f"{len(entry['scores'])} scores, {spent}"
         )
     elif "by" in entry:
         words.append(
