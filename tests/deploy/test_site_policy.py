@@ -112,7 +112,8 @@ def test_a_site_agrees_to_contributions_if_its_policy_does_and_scores_leave() ->
     SitePolicy(contribution=True, scores="always").check_task(TASK, replace(free, noise=2.0), Spent(), NOON)
     assert SitePolicy(contribution=True).agrees
     assert not SitePolicy().agrees
-    assert not SitePolicy(contribution=True, scores="never").agrees
+    for excluding in ({"scores": "never"}, {"secure_aggregation": 3}, {"least_noise": 1.0}, {"epsilon": 8.0}):
+        assert not SitePolicy(contribution=True, **excluding).agrees  # type: ignore[arg-type]
 
 
 def test_a_run_that_was_begun_is_not_cut_off_by_the_number_of_runs() -> None:

@@ -178,8 +178,9 @@ class SitePolicy:
 
     @property
     def agrees(self) -> bool:
-        """Whether contributions may be measured with this site."""
-        return self.contribution and not self._hides_scores(0.0)
+        """Whether contributions may be measured with this site: its scores leave, and uploads without mask or noise."""
+        protected = self.secure_aggregation or self.least_noise or self.epsilon
+        return self.contribution and not protected and not self._hides_scores(0.0)
 
     def _hides_scores(self, noise: float) -> bool:
         return self.scores == "never" or (self.scores == "without-noise" and noise > 0)
