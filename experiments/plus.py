@@ -89,12 +89,13 @@ def verdict(found: Mapping[str, Results]) -> Verdict:
 
 def study(given: Namespace) -> None:
     """Computes what is missing, and writes the tables."""
-    grid = Grid(given, "plus")
+    split = {"partition": given.partition} if given.partition else {}
+    grid = Grid(given, "-".join(("plus", *(own.replace(":", "-") for own in split.values()))))
     chosen: Sequence[str] = given.data.split(",")
     named = tuple(dict.fromkeys((OURS, "local", *given.methods)))
     plans = {}
     for data in chosen:
-        plans[data] = dict(zip(named, grid.plan(data, named), strict=True))
+        plans[data] = dict(zip(named, grid.plan(data, named, **split), strict=True))
     with grid.computing([plan for own in plans.values() for plan in own.values()]):
         found = {data: {key: grid.compute(plan) for key, plan in own.items()} for data, own in plans.items()}
     grid.finish({data: table_of(data, own) for data, own in found.items()}, verdict(found))
@@ -106,6 +107,7 @@ def main(typed: Sequence[str] | None = None) -> int:
     options.add_argument("--data", default=",".join(DATA), help=f"data sets, separated by commas, of {', '.join(DATA)}")
     every = (*RIVALS, *CONTROLS, *PARTS)  # FedBN needs normalisation layers, which these models have not
     options.add_argument("--methods", nargs="*", default=every, help="rivals beside Local, all by default")
+    options.add_argument("--partition", help="split every client further, e.g. dirichlet:10:0.5 for many clients")
     return launch(study, options, sys.argv[1:] if typed is None else typed)
 
 

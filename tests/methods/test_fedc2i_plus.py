@@ -248,7 +248,7 @@ def test_a_client_that_the_others_contradict_is_not_harmed(batch_norm: bool) -> 
         return nn.Sequential(nn.Linear(8, 16), middle, nn.ReLU(), nn.Linear(16, 2))
 
     data = contradicting()
-    settings = {"rounds": 20, "seeds": [0, 1], "lr": 0.01, "executor": "stacked", "evaluate_every": 0}
+    settings = {"rounds": 12, "seeds": [0, 1], "lr": 0.01, "executor": "stacked", "evaluate_every": 0}
     alone, plain, guarded = (
         fedc2i.run(method, data, model=split(build, head="3"), **settings)
         for method in ("local", "fedavg", "fedc2i-plus")
