@@ -56,7 +56,8 @@ def table_of(data: str, results: Results) -> Table:
         own, mine = result.averages(point)["Avg"], ours.averages(point)["Avg"]
         difference = ["", "", ""] if key == OURS else Paired.of(mine, own).cells()
         harm = float((result.accuracy(point).mean(0) - local).min())
-        cells = (result.label, SHORT[point], f"{own.mean():.2f} ± {own.std(ddof=1):.2f}", *difference, f"{harm:+.2f}")
+        spread = f" ± {own.std(ddof=1):.2f}" if len(own) > 1 else ""
+        cells = (result.label, SHORT[point], f"{own.mean():.2f}{spread}", *difference, f"{harm:+.2f}")
         table.rows.append(Row(cells, ends_section=point == POINTS[-1]))
     return table
 
