@@ -404,3 +404,5 @@ def test_command_of_real_sites_leaves_their_data_to_them() -> None:
         "--rounds 1 --seeds 0 --topology full --set epochs=1 --set gamma=2.0"
     )
     assert "the same sites must be admitted" in found.note
+    masked = replace(result, config=replace(result.config, secure_aggregation=True))
+    assert " --secure-aggregation --" in rerun_command(masked).command

@@ -42,7 +42,9 @@ def rerun_command(result: Result) -> RerunCommand:
         if real and name in AT_SITES:
             continue
         if name in flagged:
-            if value is not None and (real or name in ALWAYS or value != usual):
+            if isinstance(value, bool):
+                words += [flagged[name]] * value
+            elif value is not None and (real or name in ALWAYS or value != usual):
                 words += [flagged[name], _text(value)]
         elif value != usual:
             pairs.append(f"{name}={_text(value)}")
