@@ -210,7 +210,7 @@ def test_with_the_runs_own_samples_it_is_the_runs_own_influence(run_folder: Path
 def test_command_shows_marks_and_writes_the_file(run_folder: Path) -> None:
     answer = call("influence", "show", str(run_folder), "--draws", "50", "--samples", "30")
     assert answer.code == 0, answer.err
-    for text in ("helps a", "helps b", "helps c", "equal share 0.333", "30 training samples"):
+    for text in ("weighs for a", "weighs for b", "weighs for c", "equal share 0.333", "30 training samples"):
         assert text in answer.out, answer.out
     written = json.loads((run_folder / FILE).read_text(encoding="utf-8"))
     assert written["clients"] == ["a", "b", "c"]
@@ -241,8 +241,8 @@ def test_what_is_fixed_is_not_counted(tmp_path: Path, make_federation: Callable[
 def test_one_client_alone(run_folder: Path) -> None:
     assert not intervals(run_folder, draws=20).fixed().any()
     answer = call("influence", "show", str(run_folder), "--draws", "20", "--client", "b")
-    assert "helps b" in answer.out
-    assert "helps a" not in answer.out
+    assert "weighs for b" in answer.out
+    assert "weighs for a" not in answer.out
     assert " of 9 influences differ" in answer.out
     refused = call("influence", "show", str(run_folder), "--draws", "20", "--client", "nobody")
     assert (refused.code, "allowed are a, b, c" in refused.err) == (2, True)

@@ -121,7 +121,7 @@ def test_own_files_are_understood_from_the_app_alone(own: tuple[Path, Path]) -> 
     planned = plan(f"{mine}/both.py:Shy:shyness=0.25", model=f"{mine}/other.py:tiny")
     text = describe(planned, 1)
     assert str(mine) not in text
-    for path in mine.iterdir():
+    for path in mine.glob("*.py"):
         path.unlink()
     del Method.registry["shy"]  # a site is another process
     assignment, _ = understand(text, app)
