@@ -9,9 +9,10 @@ import torch
 
 from fedc2i.core.settings import EngineSettings
 from fedc2i.engine.client import RunContext
-from fedc2i.engine.exchange import Exchange, choose
+from fedc2i.engine.exchange import Exchange, Server, choose
 from fedc2i.engine.records import Point, Round
 from fedc2i.methods.base import Method
+from fedc2i.methods.pfedgraph import PFedGraph
 from fedc2i.models.model import Model
 
 
@@ -67,3 +68,9 @@ def test_its_state_is_enough_to_go_on(model: Model) -> None:
     assert not any(first.should_stop(scored(own)) for own in (50, 40))
     second.restore(*first.state())
     assert second.should_stop(scored(45))
+
+
+def test_a_server_opens_on_the_device_of_the_models() -> None:
+    device = torch.device("meta")  # stands in for a GPU: it mixes with no tensor of the CPU
+    server = Server(PFedGraph(), torch.ones(3, device=device), {"w": torch.zeros(3, 4, device=device)})
+    assert server.state["w"].device == device

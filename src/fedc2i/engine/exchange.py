@@ -156,7 +156,8 @@ class Server:
         self.state: Params = {}
         if type(method).opening is not Method.opening:  # a mean over all clients, which may rest in a file
             known = floating(rows(models, self._sources))
-            mean = mix(uniform(len(self._sources), torch.zeros(0)), known)
+            like = torch.zeros(0, device=next(iter(known.values())).device)
+            mean = mix(uniform(len(self._sources), like), known)
             self.state = method.opening({name: own.to(samples.device) for name, own in mean.items()})
         self._place = {client: k for k, client in enumerate(self._sources)}
         self.reports: dict[str, Tensor] = {}  # by sources: (S, S, ...), nan where nothing was reported
