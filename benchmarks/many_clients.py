@@ -42,7 +42,7 @@ def peak() -> int:
 
 
 def measure(clients: int, participants: int, free: float) -> dict[str, Any]:
-    """One run in this process; ``free`` is in GB, 0 for what is really free."""
+    """One run in this process; ``free`` is the memory in GB, 0 for what there really is."""
     torch.set_num_threads(1)
     draw = np.random.default_rng(0)
     x = draw.integers(0, 256, (clients, TRAIN + TEST, SIDE, SIDE), np.uint8)
@@ -50,7 +50,7 @@ def measure(clients: int, participants: int, free: float) -> dict[str, Any]:
     parts = {f"{m}": (x[m, :TRAIN], y[:TRAIN], x[m, TRAIN:], y[TRAIN:]) for m in range(clients)}
     federation, model = fedc2i.from_arrays(parts, list(map(str, range(CLASSES)))), fedc2i.split(build, head="3")
     if free:
-        memory.available = lambda: int(free * 2**30)
+        memory.available = memory.total = lambda: int(free * 2**30)
     settings = EngineSettings(rounds=ROUNDS, epochs=1, executor="looped", clients_per_round=participants)
     start, began, rounds = peak(), time.perf_counter(), list[Round]()
     simulate(FedAvg(), model, federation, settings, [0], on_round=rounds.append)

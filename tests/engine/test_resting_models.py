@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,12 +46,15 @@ def test_rows_come_back_as_they_were_put(place: Any) -> None:
     assert torch.equal(models.tensors["w"], ODD["w"][[0, 0, 2, 3, 4]])
 
 
-def test_where_models_rest_follows_from_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = int(COPIES * 1000 / SHARE)
-    monkeypatch.setattr(memory, "available", lambda: free)
-    assert not choose_store(CPU, 1000, 2).rests
-    assert choose_store(CPU, 1001, 2).rests
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free // 2, free))
+def test_whether_models_rest_does_not_depend_on_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = int(COPIES * 1000 / SHARE)
+    monkeypatch.setattr(memory, "total", lambda: room)
+    for free in (0, room):
+        monkeypatch.setattr(memory, "available", lambda free=free: free)
+        assert not choose_store(CPU, 1000, 2).rests
+        assert choose_store(CPU, 1001, 2).rests
+    card = SimpleNamespace(total_memory=room // 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     cuda = torch.device("cuda")
     assert [choose_store(cuda, size, 2).rests for size in (500, 501)] == [False, True]
     assert isinstance(choose_store(cuda, 1000, 2).new(range(3)), RestingModels)
@@ -75,6 +79,13 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)$"):
         RestingModels([0, 1, 2, 3, 4], CPU, "file").put(range(5), ODD)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_system_that_reserves_no_room_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("os.posix_fallocate")
+    models = RestingModels(range(5), CPU, "file")
+    models.put(range(5), ODD)
+    assert torch.equal(models.of([3])["w"], ODD["w"][[3]])
 
 
 SIZES = (12, 9, 7, 8, 5)

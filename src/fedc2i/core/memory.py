@@ -34,6 +34,16 @@ def available() -> int:
     return max(0, min(found))
 
 
+def total() -> int:
+    """Bytes of memory that this machine or container has, free or not."""
+    known = hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if known else UNKNOWN
+    try:
+        return min(found, int((_GROUP / "memory.max").read_text(encoding="ascii")))
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        return found
+
+
 def require(where: object, declared: int, what: str = "the arrays", copies: int = 1) -> None:
     """Raises a `UserError` unless ``copies`` times the ``declared`` bytes are free; ``where`` begins the message."""
     if declared * copies > (free := available()):

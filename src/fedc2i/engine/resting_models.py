@@ -2,7 +2,8 @@
 
 A device may not have room for every client's model, or a machine for all of them. If few clients take part in a round,
 the models then rest in host memory, or in a scratch file if that is too small, and the device holds no more of them
-than take part. A scratch file has no name: it is gone with the process, however that ends. ``TMPDIR`` says where it is.
+than take part. A scratch file has no name: it is gone with the process, however that ends. ``TMPDIR`` says where it is;
+on a system whose ``/tmp`` is in memory, it should name a folder on a disk.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ from fedc2i.engine.seed_run import ClientModels, Store
 
 Place = Literal["host", "file"]
 
-SHARE = 0.5  # of the free memory that models may take before they rest elsewhere
+SHARE = 0.5  # of a memory that models may take before they rest elsewhere
 COPIES = 3  # of every client's model: its own, what it received, and one of them while rows are replaced
 _ALIGNED = 64  # bytes
 
 
 def choose_store(device: torch.device, size: int, participants: int) -> Store:
-    """The nearest place that has room for all models, ``size`` bytes in all, if ``participants`` train in a round."""
-    if COPIES * size <= SHARE * _free(device):
+    """The nearest place that has room for all models, ``size`` bytes in all, if ``participants`` train in a round.
+
+    Whether they rest may change roundings, so it depends on what the device has, not on what is free at the moment.
+    """
+    if COPIES * size <= SHARE * _memory_of(device):
         return Store(device)
     in_memory = device.type != "cpu" and COPIES * size <= SHARE * memory.available()
     return RestingStore(device, "host" if in_memory else "file", participants)
@@ -91,7 +95,8 @@ class RestingModels(ClientModels):
             starts[name] = end
             end += -(-len(self._row) * tensor[0].nbytes // _ALIGNED) * _ALIGNED
         with writing(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
-            os.posix_fallocate(file.fileno(), 0, end)  # a full disk is reported now, not by a signal later
+            reserve = getattr(os, "posix_fallocate", lambda number, _, size: os.truncate(number, size))
+            reserve(file.fileno(), 0, end)  # a full disk is reported now where the system can, not by a signal later
             self._file = mmap.mmap(file.fileno(), end)
         return {name: _mapped(self._file, models[name].dtype, shapes[name], starts[name]) for name in models}
 
@@ -108,6 +113,6 @@ def _mapped(file: mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...], start: 
     return torch.frombuffer(file, dtype=dtype, count=count, offset=start).reshape(shape)
 
 
-def _free(device: torch.device) -> int:
-    """Bytes that are free on a device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.available()
+def _memory_of(device: torch.device) -> int:
+    """Bytes that a device has."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else memory.total()
