@@ -27,7 +27,7 @@ from fedc2i.deploy.enrolled_sites import enrol, enrolled
 from fedc2i.deploy.job import Job
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.methods.local import Local
-from fedc2i.report.table import counted
+from fedc2i.report.table import counted, duration, size
 from fedc2i.runs import driver
 from fedc2i.runs.finished_run import read_run
 from fedc2i.runs.folder import slug
@@ -130,15 +130,15 @@ class SiteCoalitions:
         up, two = self._traffic(2)
         _, all_of_them = self._traffic(count)
         slope = (all_of_them - two) / max(1, count - 2)
-        down = rounds * sum(size * (two + slope * (size - 2)) for size in sizes)
+        down = rounds * sum(members * (two + slope * (members - 2)) for members in sizes)
         each = (alone + math.ceil(sum(sizes) / count)) * len(config.seeds)
         number, most = alone + len(sizes), "" if count <= MOST_EXACT else "at most "
-        size = f"{counted(len(config.seeds), 'seed')} and {counted(config.rounds, 'round')}"
+        length = f"{counted(len(config.seeds), 'seed')} and {counted(config.rounds, 'round')}"
         return [
             f"{count} sites: {', '.join(sites)}",
-            f"{most}{number} runs over some of them, with {size}: {most}{number * rounds:,} rounds; of the runs that a "
+            f"{most}{number} runs over some of them, with {length}: {most}{number * rounds:,} rounds; of the runs that a "
             f"site's policy allows, this takes {most}{each}",
-            f"about {_size(up * rounds * sum(sizes))} up and {_size(down)} down, all sites together",
+            f"about {size(up * rounds * sum(sizes))} up and {size(round(down))} down, all sites together",
         ]
 
     def _traffic(self, members: int) -> tuple[int, int]:
@@ -180,7 +180,7 @@ class SiteCoalitions:
         jobs = self.missing(wanted)
         for number, own in enumerate(jobs):
             left = (
-                f"; about {_time(sum(self._seconds) / len(self._seconds) * (len(jobs) - number))} left"
+                f"; about {duration(sum(self._seconds) / len(self._seconds) * (len(jobs) - number))} left"
                 if self._seconds
                 else ""
             )
@@ -270,13 +270,3 @@ class SiteCoalitions:
                     f"{self.folder(coalition)}: no scores of {lacking}; delete this folder to run the coalition again"
                 )
         return found
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 7200:
-        return f"{seconds / 3600:.1f} hours"
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

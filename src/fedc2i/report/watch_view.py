@@ -23,7 +23,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.files import is_locked
 from fedc2i.engine.records import POINTS
 from fedc2i.report.progress import rejected_uploads, score_line
-from fedc2i.report.table import WHEN, metric_words
+from fedc2i.report.table import WHEN, duration, metric_words
 from fedc2i.report.watch_state import RunWatcher, WatchedRun
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -115,7 +115,7 @@ def view(run: WatchedRun, width: int) -> RenderableType:
     if run.rounds and not run.finished:
         parts.append(ProgressBar(total=run.rounds, completed=run.round, width=min(width, 60)))
     if run.silent_for > SILENT and not run.finished and not run.interrupted:
-        parts.append(Text(f"nothing new for {_time(run.silent_for)}; is the run still going?", "yellow"))
+        parts.append(Text(f"nothing new for {duration(run.silent_for)}; is the run still going?", "yellow"))
     parts.append(_curves(run, width) if run.scores else Text("no round has been scored yet", "dim"))
     if run.influence is not None:
         parts.append(_influence(run, width))
@@ -132,20 +132,13 @@ def _headline(run: WatchedRun) -> str:
         return text + ", finished"
     if run.interrupted:
         return text + ", interrupted"
-    return text if run.seconds_left is None else f"{text}, {_time(run.seconds_left)} left"
+    return text if run.seconds_left is None else f"{text}, {duration(run.seconds_left)} left"
 
 
 def _scores(run: WatchedRun) -> str:
     curves = {point: run.curve(point, most=2) for point in POINTS}
     means = {point: curve[-1] for point, curve in curves.items() if curve}
     return (f", {score_line(means, run.metric)}" if means else "") + rejected_uploads(run.rejected)
-
-
-def _time(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _curves(run: WatchedRun, width: int) -> RenderableType:
