@@ -65,7 +65,7 @@ def test_contribution_of_real_hospitals(coordinator: Path) -> None:
         unasked = command(*words)
         assert unasked.returncode == 2
         assert "2 runs over some of them, with 2 seeds and 2 rounds: 8 rounds" in unasked.stderr
-        assert " MB up and " in unasked.stderr
+        assert "B up and " in unasked.stderr
         assert unasked.stderr.splitlines()[-1].endswith("error: nobody is there to answer; --yes starts without asking")
         done = command(*words, "--yes")
         assert done.returncode == 0, done.stderr

@@ -22,14 +22,15 @@ from fedc2i.analysis.contribution.coalitions import CoalitionRuns
 from fedc2i.analysis.contribution.measure import method_weights
 from fedc2i.analysis.contribution.records import read
 from fedc2i.analysis.contribution.shapley import every_coalition
+from fedc2i.cli.main import main
 from fedc2i.data.federation import Client
-from fedc2i.deploy.job import Job
+from fedc2i.deploy.coordinator_folder import make_coordinator
+from fedc2i.deploy.job import Job, split_policy
 from fedc2i.deploy.run_description import understand
 from fedc2i.deploy.server_app import serve
-from fedc2i.deploy.site_coalitions import NOTE, SiteCoalitions
+from fedc2i.deploy.site_coalitions import NOTE, SiteCoalitions, require_measurable
 from fedc2i.engine.records import POINTS
 from fedc2i.flower import site
-from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.message_format import Introduction, failure
 from fedc2i.flower.site import Home
 from fedc2i.runs.finished_run import read_run
@@ -56,15 +57,16 @@ class World:
     def __init__(self, federation: Federation, agreeing: str = "abc") -> None:
         self.asked: list[tuple[str, ...]] = []  # by started job
         self.said: list[str] = []
+        self.agreeing = agreeing
         self.grid = FakeGrid(
-            {k: self._node(k, own, federation.classes, agreeing) for k, own in enumerate(federation.clients, 100)}
+            {k: self._node(k, own, federation.classes) for k, own in enumerate(federation.clients, 100)}
         )
 
-    def _node(self, number: int, client: Client, classes: tuple[str, ...], agreeing: str) -> FakeNode:
+    def _node(self, number: int, client: Client, classes: tuple[str, ...]) -> FakeNode:
         def introduce(reply: Message) -> Message:
             if "introduction" in reply.content:
                 found = Introduction.from_record(reply.content)
-                reply.content = replace(found, contribution=found.name in agreeing).to_record()
+                reply.content = replace(found, contribution=found.name in self.agreeing).to_record()
             return reply
 
         made = node(number, site.make_app(lambda _: Home(client, classes), lambda task: understand(task.setup)))
@@ -78,8 +80,9 @@ class World:
         assert {SITES[to - 100] for to in trained} == {*self.asked[-1]}  # sites outside are not asked
 
     def survey(self, out: Path, method: str = "fedc2i", **settings: Any) -> SiteCoalitions:
-        policy = Policy(deadline=20.0, poll=0.0, min_sites=2)
-        job = Job(out, method, {**SETTINGS, **settings}, SITES, wait=0.0, policy=policy)
+        policy, values = split_policy({**SETTINGS, "deadline": 20.0, **settings}, min_sites=2)
+        job = Job(out, method, values, SITES, wait=0.0, policy=replace(policy, poll=0.0))
+        require_measurable(job)
         return SiteCoalitions.survey(job, self.start, self.said.append)
 
 
@@ -155,22 +158,97 @@ def test_only_sites_that_agree_are_players(tmp_path: Path, federation: Federatio
         World(federation, agreeing="b").survey(tmp_path / "one")
 
 
+def test_sites_are_asked_again_until_a_coalition_was_run(tmp_path: Path, federation: Federation) -> None:
+    world = World(federation, agreeing="")
+    offline = world.grid.nodes.pop(102)
+    with pytest.raises(UserError, match=r"^0 of 2 sites agree to it, at least 2 are needed$"):
+        world.survey(tmp_path, "fedavg")
+    world.agreeing = "ab"
+    silent = "c takes no part: it did not answer"
+    assert world.survey(tmp_path, "fedavg").sites.names == ("a", "b")
+    assert sum(line.startswith(silent) for line in world.said) == 2
+    world.grid.nodes[102] = offline
+    world.agreeing = "bc"
+    game = world.survey(tmp_path, "fedavg")
+    assert game.sites.names == ("b", "c")
+    assert sum(line.startswith(silent) for line in world.said) == 2
+    game.compute([frozenset({0, 1})])
+    world.agreeing = "abc"
+    assert world.survey(tmp_path, "fedavg").sites.names == ("b", "c")
+    assert world.asked == [(), (), (), ("b", "c")]
+
+
+def test_a_site_that_did_not_answer_is_named_after_coalitions_were_run(tmp_path: Path, federation: Federation) -> None:
+    world = World(federation)
+    del world.grid.nodes[102]
+    world.survey(tmp_path, "fedavg").compute([frozenset({0, 1})])
+    world.said.clear()
+    world.survey(tmp_path, "fedavg")
+    assert world.said == [
+        "c takes no part: it did not answer",
+        "sites are not asked again, since coalitions of the others were run; another --out asks all",
+    ]
+
+
+def test_a_failed_survey_leaves_no_answers_of_an_earlier_one(tmp_path: Path, federation: Federation) -> None:
+    world = World(federation)
+    world.survey(tmp_path, "fedavg")
+    world.start = lambda job: None  # type: ignore[method-assign]  # it was killed
+    with pytest.raises(UserError, match="the sites were not asked"):
+        world.survey(tmp_path, "fedavg")
+
+
+def test_other_settings_before_any_coalition_was_run_are_no_other_measurement(
+    tmp_path: Path, federation: Federation
+) -> None:
+    world = World(federation)
+    world.survey(tmp_path, "fedavg")
+    assert world.survey(tmp_path, "fedc2i", seeds="0-2", wire="float16").plan.config.seeds == (0, 1, 2)
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
         ({"noise": 1.0, "clip": 1.0}, "needs noise=0 and attack=''"),
         ({"attack": "sign-flip@a"}, "needs noise=0 and attack=''"),
         ({"seeds": "0"}, "needs at least 2 seeds"),
-        ({"clients_per_round": 2}, "clients_per_round=100%"),
+        ({"secure_aggregation": True, "method": "fedavg"}, "needs secure_aggregation=false"),
+        ({"topology": "ring"}, "needs topology=full"),
+        ({"clients_per_round": "50%"}, "clients_per_round=100%"),
+        ({"method": "local"}, "name another method"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_any_run(
+def test_what_cannot_be_measured_is_refused_before_a_site_is_asked(
     settings: dict[str, Any], says: str, tmp_path: Path, federation: Federation
 ) -> None:
     world = World(federation)
     with pytest.raises(UserError, match=says):
         world.survey(tmp_path, **settings)
-    assert world.asked == [()]
+    assert not world.asked
+    assert world.survey(tmp_path).sites.names == SITES  # following the error's advice
+
+
+def test_fewer_than_all_clients_per_round_are_refused_once_their_number_is_known(
+    tmp_path: Path, federation: Federation
+) -> None:
+    world = World(federation)
+    with pytest.raises(UserError, match="clients_per_round=100%"):
+        world.survey(tmp_path, clients_per_round=2)
+    world.agreeing = "ac"
+    assert world.survey(tmp_path, clients_per_round=2).sites.names == ("a", "c")
+
+
+def test_the_command_refuses_settings_before_it_makes_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedc2i.deploy.coordinator_folder.admitted", lambda own: dict.fromkeys(SITES, ""))
+    own = make_coordinator(tmp_path / "coordinator", ["localhost"], 9092)
+    monkeypatch.setattr("sys.argv", ["fedc2i", "coordinator", "contribution", str(own.folder), "fedavg"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "needs at least 2 seeds (--seeds 0-2)" in capsys.readouterr().err
+    assert not (own.folder / "runs" / "contribution-fedavg").exists()
 
 
 def test_a_site_that_fails_ends_the_measurement_with_its_reason(tmp_path: Path, federation: Federation) -> None:

@@ -44,7 +44,7 @@ def contribution(
     site_runs.require_flower()
     from fedc2i.deploy.coordinator_folder import admitted, read_coordinator
     from fedc2i.deploy.job import Job, split_policy
-    from fedc2i.deploy.site_coalitions import SiteCoalitions
+    from fedc2i.deploy.site_coalitions import SiteCoalitions, require_measurable
     from fedc2i.deploy.superlink import open_superlink, run_on
     from fedc2i.report.contribution_report import print_contribution
     from fedc2i.runs.folder import slug
@@ -69,6 +69,7 @@ def contribution(
         wait=wait,
         policy=policy,
     )
+    require_measurable(job)
     with writing(job.out):
         job.out.mkdir(parents=True, exist_ok=True)
         job.out.chmod(0o700)  # checkpoints hold the sites' models

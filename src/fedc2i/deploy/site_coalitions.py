@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedc2i.analysis.contribution.coalitions import RUNS, Array, require, run_of
+from fedc2i.analysis.contribution.coalitions import RUNS, Array, require, require_settings, run_of
 from fedc2i.analysis.contribution.measure import MOST_RUNS, measured
 from fedc2i.analysis.contribution.records import Contribution
 from fedc2i.analysis.contribution.shapley import MOST_EXACT, Coalition, every_coalition
@@ -24,16 +24,16 @@ from fedc2i.core.options import names
 from fedc2i.data.federation import Federation
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.deploy.enrolled_sites import enrol, enrolled
-from fedc2i.deploy.job import Job
+from fedc2i.deploy.job import RUN_FILE, Job
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.methods.local import Local
 from fedc2i.report.table import counted, duration, size
 from fedc2i.runs import driver
 from fedc2i.runs.finished_run import read_run
 from fedc2i.runs.folder import slug
-from fedc2i.runs.plan import Plan, prepare
+from fedc2i.runs.plan import Plan, parse_method, prepare
 from fedc2i.runs.results import Result
-from fedc2i.runs.settings import RunSettings
+from fedc2i.runs.settings import RunSettings, make
 from fedc2i.training.metrics import HIGHER_IS_BETTER
 
 SURVEY = "sites"  # the folder with what the sites said about themselves
@@ -42,6 +42,19 @@ NOTE = (
     "Real sites report scores, and no predictions of single samples: the intervals are over seeds only, and say "
     "nothing about other test samples."
 )
+
+
+def require_measurable(job: Job) -> None:
+    """Raises a `UserError` for settings by which nothing can be measured, whoever the sites are."""
+    kind, name, own = parse_method(job.method)
+    config = make(kind, {**job.settings, **own, "method": name, **job.policy.settings()})
+    require_settings(kind, config, clients=2)
+    if config.noise or config.attack:
+        raise UserError("contribution over sites needs noise=0 and attack='': it is measured by scores of all sites")
+    if job.policy.secure:
+        raise UserError("contribution over sites needs secure_aggregation=false: coalitions of two sites hide nothing")
+    if len(config.seeds) < 2:
+        raise UserError("contribution over sites needs at least 2 seeds (--seeds 0-2): its intervals are over seeds")
 
 
 @dataclass
@@ -67,20 +80,30 @@ class SiteCoalitions:
 
     @classmethod
     def survey(cls, job: Job, start: Callable[[Job], None], say: Callable[[str], None]) -> SiteCoalitions:
-        """Asks the sites who they are, unless they were asked before, and plans for those that agree.
+        """Plans for the sites that agree; asks them who they are until a first coalition was run.
+
+        The job is one that `require_measurable` accepts.
 
         Raises:
-            UserError: for settings by which nothing can be measured, or if fewer than two sites agree.
+            UserError: if fewer than two sites agree, or the folder holds coalitions of another measurement.
         """
-        asked = replace(job, out=job.out / SURVEY, purpose="survey")
-        if not asked.is_finished:
+        policy = replace(job.policy, half=False)
+        asked = replace(job, out=job.out / SURVEY, method=Local.name, settings={}, policy=policy, purpose="survey")
+        ran = any((job.out / RUNS).glob(f"*/{RUN_FILE}"))
+        if not ran:
+            (asked.out / RUN_FILE).unlink(missing_ok=True)  # policies change, and sites come online
             start(asked)
         found = enrolled(asked, say)
-        assert found is not None
+        if found is None:
+            raise UserError(f"{asked.out}: the sites were not asked; choose another --out")
         federation = found.federation
-        for name in federation.names:
-            if name not in found.agreed:
+        for name in job.sites:
+            if name not in federation.names:
+                say(f"{name} takes no part: it did not answer")
+            elif name not in found.agreed:
                 say(f"{name} takes no part: its policy does not let contributions be measured (contribution, scores)")
+        if ran and len(found.agreed) < len(job.sites):
+            say("sites are not asked again, since coalitions of the others were run; another --out asks all")
         if len(found.agreed) < 2:
             raise UserError(f"{len(found.agreed)} of {len(federation.names)} sites agree to it, at least 2 are needed")
         clients = federation.select([name for name in federation.names if name in found.agreed]).clients
@@ -88,19 +111,9 @@ class SiteCoalitions:
         settings = {**job.settings, **job.policy.settings(), "min_sites": len(players.names), "device": "cpu"}
         (plan,) = prepare([job.method], settings, players)
         require(plan)
-        if plan.config.noise or plan.config.attack:
-            raise UserError(
-                "contribution over sites needs noise=0 and attack='': it is measured by scores of all sites"
-            )
-        if job.policy.secure:
-            raise UserError(
-                "contribution over sites needs secure_aggregation=false: coalitions of two sites hide nothing"
-            )
-        if len(plan.config.seeds) < 2:
-            raise UserError(
-                "contribution over sites needs at least 2 seeds (--seeds 0-2): its intervals are over seeds"
-            )
-        return cls(job, players, plan, start, say)
+        game = cls(job, players, plan, start, say)
+        game.missing([frozenset(range(len(players.names)))])  # refuses a folder of other settings at once
+        return game
 
     def measure(self, most_runs: int = MOST_RUNS) -> Contribution:
         """Runs what is missing; writes the result beside the runs, and into the folder of everyone's run."""
@@ -136,8 +149,8 @@ class SiteCoalitions:
         length = f"{counted(len(config.seeds), 'seed')} and {counted(config.rounds, 'round')}"
         return [
             f"{count} sites: {', '.join(sites)}",
-            f"{most}{number} runs over some of them, with {length}: {most}{number * rounds:,} rounds; of the runs that a "
-            f"site's policy allows, this takes {most}{each}",
+            f"{most}{number} runs over some of them, with {length}: {most}{number * rounds:,} rounds; of the runs that "
+            f"a site's policy allows, this takes {most}{each}",
             f"about {size(up * rounds * sum(sizes))} up and {size(round(down))} down, all sites together",
         ]
 
@@ -170,8 +183,8 @@ class SiteCoalitions:
         return {*map(run_of, coalitions)} <= self._found.keys()
 
     def missing(self, coalitions: Iterable[Coalition]) -> list[Coalition]:
-        """Those still to be run, the largest first."""
-        found = [own for own in {*map(run_of, coalitions)} if not self._job(own).is_finished]
+        """Those still to be run, the largest first; a `UserError` if one was run with other settings."""
+        found = [own for own in {*map(run_of, coalitions)} if not self._is_finished(own)]
         return sorted(found, key=lambda own: (-len(own), sorted(own)))
 
     def compute(self, coalitions: Iterable[Coalition]) -> None:
@@ -251,6 +264,10 @@ class SiteCoalitions:
             policy=policy,
             purpose="contribution",
         )
+
+    def _is_finished(self, coalition: Coalition) -> bool:
+        job = self._job(coalition)
+        return enrolled(job, self.say) is not None and job.is_finished
 
     def _run(self, coalition: Coalition) -> None:
         job = self._job(coalition)

@@ -18,11 +18,13 @@ from fedc2i.analysis.contribution.uncertainty import coalition_scores
 from fedc2i.core.errors import UserError
 from fedc2i.core.settings import cores
 from fedc2i.engine.records import Point, Predictions, Round
+from fedc2i.methods.base import Method
 from fedc2i.methods.local import Local
 from fedc2i.runs.cache import RunCache
 from fedc2i.runs.finished_run import read_run
 from fedc2i.runs.plan import Plan
 from fedc2i.runs.results import Result
+from fedc2i.runs.settings import RunSettings
 from fedc2i.runs.side_by_side_runs import Report, side_by_side
 
 Array = np.ndarray[Any, Any]
@@ -88,14 +90,19 @@ def require(plan: Plan) -> None:
     Raises:
         UserError: for one client, or settings that mean something else among fewer clients.
     """
-    config, clients = plan.config, len(plan.federation.names)
+    clients = len(plan.federation.names)
     if clients < 2:
         raise UserError(f"contribution needs at least 2 clients, {plan.federation.name} has {clients}")
-    if isinstance(plan.method, Local):
+    require_settings(type(plan.method), plan.config, clients)
+    _attack(plan, frozenset(range(clients)))
+
+
+def require_settings(method: type[Method], config: RunSettings, clients: int) -> None:
+    """The part of it that needs no data, for at least this many clients."""
+    if issubclass(method, Local):
         raise UserError("contribution: clients of the method local share nothing; name another method")
     if config.topology != "full" or config.participants(clients) < clients:
         raise UserError("contribution needs topology=full and clients_per_round=100%")
-    _attack(plan, frozenset(range(clients)))
 
 
 def restricted(plan: Plan, coalition: Coalition) -> Plan:
