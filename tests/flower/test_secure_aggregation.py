@@ -46,8 +46,8 @@ class Unsigned:
     def signed(self, content: bytes) -> tuple[str, bytes]:
         return "", b""
 
-    def check(self, others: Any) -> None:
-        """Takes everyone."""
+    def check(self, others: Any) -> list[str]:
+        return [""] * len(others)
 
 
 class Federation:
@@ -138,10 +138,10 @@ def names() -> Any:
 def test_the_mean_is_right_whoever_drops_out(
     data: st.DataObject, sites: int, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    share = st.floats(0.6, 1.0)
-    weights = data.draw(st.lists(share, min_size=sites, max_size=sites))
     spare = sites - masking.threshold(sites) if sites > LEAST else 0
     gone = data.draw(st.lists(st.integers(0, sites - 1), unique=True, max_size=min(spare, sites - LEAST)))
+    least = 0.6 if sites - len(gone) > LEAST else 1.0  # three sites must weigh the same
+    weights = data.draw(st.lists(st.floats(least, 1.0), min_size=sites, max_size=sites))
     stage = data.draw(st.sampled_from([SETUP, SHARE, COLLECT, UNMASK]))
 
     def spoil(name: str, site: int, asked: dict[str, Any]) -> dict[str, Any] | None:
@@ -173,18 +173,49 @@ def test_a_sum_of_the_largest_numbers_does_not_overflow(sites: int) -> None:
         np.testing.assert_allclose(masking.mean(total, terms, keys), value, rtol=1e-12)
 
 
-def test_a_number_outside_the_range_is_refused_and_not_clipped(tmp_path: Path) -> None:
+def test_a_number_outside_the_range_is_refused_and_not_clipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     uploads = some_uploads(4)
     uploads[1]["head.bias"][2] = -100.0
     federation = Federation(tmp_path, uploads)
     answers = federation.collect()
     assert sorted(answers) == [0, 2, 3]
-    said = "1: 'head.bias' of its upload holds 100, and secure aggregation has a range of 64; use a larger one"
-    assert federation.said == [f"{said}, --set secure_range=128"]
+    said = (
+        "1: its upload has a number that is not finite, or outside of the range of 64; the site's own log names it, "
+        "--set secure_range=R allows larger ones"
+    )
+    assert federation.said == [said]  # neither the number nor where it is: the coordinator chooses model and range
+    assert "'head.bias' of the upload holds 100" in capsys.readouterr().out
     uploads[1]["head.bias"][2] = math.nan
     federation = Federation(tmp_path, uploads)
     federation.collect()
-    assert federation.said == ["1: its upload is not finite"]
+    assert federation.said == [said]
+    assert "'head.bias' of the upload holds nan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("weights", "least", "counts"),
+    [
+        ([1.0, 1.0] + 8 * [1e-12], 10, "2.00"),  # a mean of two
+        ([50.0, 50.0, 5.0], 3, "2.19"),
+        ([1.0, 1.0, 0.9], 3, "2.99"),
+        ([1.0, 1.0, 0.9, 0.1], 3, "3.19"),
+        ([1.0] * 10, 10, "10"),
+        ([0.1] * 3, 3, "3"),
+    ],
+)
+def test_sites_that_hardly_weigh_do_not_count(weights: list[float], least: int, counts: str) -> None:
+    """By the effective number of sites, (Σw)²/Σw²."""
+    keys = {site: (b"%d" % site, b"-%d" % site) for site in range(len(weights))}
+    terms = SumTerms("run", 1, "s", keys, dict(enumerate(weights)), 64.0)
+    if float(counts) >= least:
+        terms.check(least)
+        return
+    with pytest.raises(
+        UserError, match=f"by their weights {len(weights)} sites count as {counts} .* {least} are needed"
+    ):
+        terms.check(least)
 
 
 # What the coordinator sees
@@ -393,8 +424,40 @@ def test_a_round_that_loses_too_many_twice_ends_the_run(tmp_path: Path) -> None:
     federation = Federation(
         tmp_path, some_uploads(4), spoil=lambda stage, site, asked: asked if stage == SETUP or site < 2 else None
     )
-    with pytest.raises(UserError, match=r"round 1: 2 of the 3 sites .* have shared its keys; the same command resumes"):
+    with pytest.raises(
+        UserError, match=r"round 1: 2 of the 3 sites .* have shared their keys; the same command resumes"
+    ):
         federation.collect()
+
+
+def test_a_round_whose_sites_vanish_before_masks_are_removed_starts_again(tmp_path: Path) -> None:
+    lost: list[int] = []
+
+    def spoil(stage: str, site: int, asked: dict[str, Any]) -> dict[str, Any] | None:
+        if stage == UNMASK and site in (1, 2) and site not in lost:
+            lost.append(site)
+            return None
+        return asked
+
+    federation = Federation(tmp_path, some_uploads(4), spoil=spoil)
+    assert sorted(federation.collect()) == [0, 1, 2, 3]
+    says = "round 1: 2 of the 3 sites needed have helped to remove masks; it starts again with the sites that answer"
+    assert federation.said == [says]
+    assert federation.trained == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_a_mean_that_would_be_of_too_few_after_drop_outs_is_not_asked_for(tmp_path: Path) -> None:
+    weights = [1.0, 1.0, 0.5, 1.0]  # 3.77 sites; without the last one 2.78
+    gone = {3}
+    federation = Federation(
+        tmp_path,
+        some_uploads(4),
+        weights,
+        lambda stage, site, asked: None if stage == COLLECT and site in gone else asked,
+    )
+    with pytest.raises(UserError, match=r"by their weights 3 sites count as 2\.78"):
+        federation.collect()
+    assert UNMASK not in {stage for stage, _, _ in federation.asked}
 
 
 def test_a_site_that_sends_nonsense_is_ignored(tmp_path: Path) -> None:
@@ -442,8 +505,7 @@ def test_any_other_request_is_refused_in_a_line(
             federation.spoil = lambda own, site, asked, name=name: None if own == name else asked  # type: ignore[misc]
             with pytest.raises(UserError):
                 federation.collect()
-            first = next(asked for own, site, asked in federation.asked if (own, site) == (name, 0))
-            _prepared[name] = federation, first, federation.files[0].read_bytes()
+            _prepared[name] = federation, federation.last(name, 0), federation.files[0].read_bytes()
     federation, asked, before = _prepared[stage]
     federation.files[0].write_bytes(before)
     if all(asked.get(name) == value for name, value in change.items() if name in asked):

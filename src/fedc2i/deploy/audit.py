@@ -26,6 +26,7 @@ from fedc2i.deploy.policy import AGAIN, Spent
 START = "0" * 64  # what the first line has as the hash before it
 TASK, RENEWED = "task", "renewed"  # events
 SENT = "sent"  # the outcome of a task whose answer may leave
+TRAINED = "trained"  # a refused task's upload, by its hash, if the refusal says something about it
 _PATIENCE = 30.0  # seconds for another process to finish its line
 
 Entry = Mapping[str, Any]
@@ -117,44 +118,49 @@ def spent(entries: Iterable[Entry], *, renewed: bool = True) -> Spent:
     for entry in entries:
         if entry["event"] == RENEWED and renewed:
             runs, noises = {}, {}
-        if entry["event"] == TASK and entry.get("outcome") == SENT:
+        if _counts(entry):
             runs[str(entry["run"])] = None
-            if entry.get("upload"):
-                noises[str(entry["upload"])] = float(entry["noise"])
+            if upload := _upload(entry):
+                noises[upload] = float(entry["noise"])
     return Spent(tuple(runs), tuple(noises.values()))
+
+
+def _counts(entry: Entry) -> bool:
+    """Whether something left with a task: its answer, or a refusal that depends on what was trained."""
+    return entry["event"] == TASK and (entry.get("outcome") == SENT or TRAINED in entry)
+
+
+def _upload(entry: Entry) -> str:
+    return str(entry.get(TRAINED) or entry.get("upload") or "")
 
 
 def check_course(entries: Iterable[Entry], run: str, terms: str, round: int) -> None:
     """Raises a `UserError` if a run has other settings or code than before, or asks for a round too often."""
-    own = [
-        entry for entry in entries if entry["event"] == TASK and entry.get("run") == run and entry["outcome"] == SENT
-    ]
+    own = [entry for entry in entries if _counts(entry) and entry.get("run") == run]
     if any(entry["terms"] != terms for entry in own):
         raise UserError(f"run {one_line(run, 100)} was started with other settings or code; a new run needs a new name")
-    uploads = {entry["upload"] for entry in own if entry["round"] == round and entry["upload"]}
+    uploads = {_upload(entry) for entry in own if entry["round"] == round} - {""}
     if len(uploads) >= AGAIN:
         raise UserError(f"round {round} of run {one_line(run, 100)} was answered with {AGAIN} uploads, and has no more")
 
 
-def check_sum(entries: Iterable[Entry], run: str, round: int, active: Any) -> list[int]:
-    """The sites of a sum that is to be unmasked.
+def check_sum(entries: Iterable[Entry], run: str, round: int, upload: str, sites: Sequence[str]) -> None:
+    """Raises a `UserError` if an upload, or another one of its round, was unmasked in a sum with other sites.
 
-    Raises:
-        UserError: if the round was unmasked with other sites: the difference would show single uploads.
+    The difference of the sums would show single uploads. ``upload`` is a hash, ``sites`` are identities.
     """
-    sites = sorted(active) if isinstance(active, list) and all(type(one) is int for one in active) else []
     for entry in entries:
-        same = entry["event"] == TASK and (entry.get("run"), entry.get("round")) == (run, round)
-        if same and entry["outcome"] == SENT and entry.get("sum", sites) != sites:
+        if entry["event"] != TASK or entry["outcome"] != SENT or entry.get("sum", sites) == sites:
+            continue
+        where = f"round {entry['round']} of run {one_line(entry['run'], 100)}"
+        why = "the difference of two sums would show uploads"
+        if (entry["run"], entry["round"]) == (run, round):
+            raise UserError(f"{where} was unmasked with other sites, and {why}; it needs those again, or a new run")
+        if entry.get("summed") == upload:
             raise UserError(
-                f"round {round} of run {one_line(run, 100)} was unmasked with sites {_counted(entry['sum'])}, and with "
-                f"{_counted(sites)} the difference would show uploads; it needs those again, or a new run"
+                f"its upload is the one of {where}, unmasked with other sites, and {why}; use those sites, or another "
+                "seed (--seeds)"
             )
-    return sites
-
-
-def _counted(sites: Sequence[int]) -> str:
-    return ", ".join(str(site + 1) for site in sites)
 
 
 def account() -> str:

@@ -21,7 +21,7 @@ from flwr.app import RecordDict
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.deploy import sandbox
 from fedc2i.deploy.approval import CodeStore, installed_code, own_files_in, sha256, unpacked
-from fedc2i.deploy.audit import SENT, TASK, AuditLog, Entry, check_course, check_sum, spent
+from fedc2i.deploy.audit import SENT, TASK, TRAINED, AuditLog, Entry, check_course, check_sum, spent
 from fedc2i.deploy.partners import Partners
 from fedc2i.deploy.run_description import RunTerms, read_terms
 from fedc2i.deploy.site_folder import MASKS, SiteFolder, read_site
@@ -29,7 +29,7 @@ from fedc2i.deploy.worker import Request, Worker
 from fedc2i.engine.clip_noise import run_secret
 from fedc2i.flower.masking import COLLECT, SETUP, SHARE, UNMASK
 from fedc2i.flower.message_format import GREETING, MASKING, MOST_REASON, Answer, Introduction, Task, failure, masking_of
-from fedc2i.flower.secure_site import SecureSite
+from fedc2i.flower.secure_site import SecureSite, Session, digest
 from fedc2i.flower.site import complain
 from fedc2i.flower.site_models import run_folder
 
@@ -104,8 +104,9 @@ class Guard:
         if terms.secure_aggregation:
             answer = self._masked(site, task, terms, asked, entries, work, told)
         else:
+            (self._folder / MASKS).unlink(missing_ok=True)  # of a round that never ended
             answer = work()
-            told |= _sent(answer, _digest(answer) if task.train else "")
+            told |= _sent(answer, digest(answer.upload) if task.train else "")
         total = spent([*entries, {**told, "event": TASK, "outcome": SENT}], renewed=False).epsilon()
         told["epsilon"] = total if math.isfinite(total) else None
         return answer.to_record(task.half)
@@ -126,25 +127,28 @@ class Guard:
         )
         stage = str(asked.get("stage", ""))
         if task.train != (stage == COLLECT):
-            raise UserError("the run is one with secure aggregation, and this task is not")
+            raise UserError("the run has secure aggregation, and this task has no masks")
         if not asked:
             secure.forget()  # the secrets of the last round
             answer = replace(work(), report={})
             told |= _sent(answer, "")
             return answer
         told["stage"] = stage
-        if stage == UNMASK:
-            told["sum"] = check_sum(entries, task.run, task.round, asked.get("active"))
-        hashed = ""
 
         def train() -> Answer:
-            nonlocal hashed
             answer = work()
-            hashed = _digest(answer)
+            told[TRAINED] = digest(answer.upload)
             return answer
 
-        answer = secure.answer(task.round, asked, train)
-        told |= _sent(answer, hashed)
+        def allow(session: Session) -> None:
+            if stage == UNMASK:
+                check_sum(entries, task.run, task.round, session.upload, session.sum)
+                told.update(sum=session.sum, summed=session.upload)
+            told.pop(TRAINED, None)  # it is not refused
+            told["upload"] = session.upload if stage == COLLECT else ""
+
+        answer = secure.answer(task.round, asked, train, allow)
+        told |= _sent(answer, told.get("upload", ""))
         return answer
 
     def _refuse(self, event: str, told: Mapping[str, Any], reason: str) -> RecordDict:
@@ -174,10 +178,3 @@ def _sent(answer: Answer, upload: str) -> dict[str, Any]:
     tensors = {f"{part}/{name}": own.nbytes for part, found in parts.items() for name, own in found.items()}
     scores = sorted({f"{point}.{name}" for point, own in answer.metrics.items() for name in own})
     return {"bytes": tensors, "total": answer.bytes, "scores": scores, "upload": upload}
-
-
-def _digest(answer: Answer) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(answer.upload.items()):
-        digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode() + tensor.numpy().tobytes())
-    return digest.hexdigest() if answer.upload else ""

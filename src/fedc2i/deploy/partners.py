@@ -27,22 +27,32 @@ class Partners:
         public = keys.read_public(self.site.folder / "site.pub")
         return public, keys.sign(keys.read_private(self.site.key), PURPOSE, content)
 
-    def check(self, others: Sequence[tuple[str, bytes, bytes]]) -> None:
-        """Raises a `UserError` unless each of the others, a public key with signature and content, is a partner."""
+    def check(self, others: Sequence[tuple[str, bytes, bytes]]) -> list[str]:
+        """The fingerprints of the others, each given as a public key with signature and content.
+
+        Raises:
+            UserError: if the policy names partners, and one of the others is none of them.
+        """
+        prints = [_fingerprint(public) for public, _, _ in others]
         allowed = self.site.policy.partners
         if not allowed:
-            return
-        seen = {keys.read_public(self.site.folder / "site.pub")}
-        for public, signature, content in others:
-            try:
-                known = keys.fingerprint(public) in allowed
-            except (ValueError, IndexError):
-                known = False
-            if not known or public in seen:
+            return prints
+        seen = {self.site.fingerprint}
+        for (public, signature, content), found in zip(others, prints, strict=True):
+            if found not in allowed or found in seen:
                 shown = one_line(public, 40) or "a site without a key"
                 raise UserError(
                     f"its policy names the partners that it adds up with, and {shown} is none, or comes twice"
                 )
             if not keys.is_signed(public, signature, PURPOSE, content):
-                raise UserError(f"the keys of partner {keys.fingerprint(public)} are not signed by it")
-            seen.add(public)
+                raise UserError(f"the keys of partner {found} are not signed by it")
+            seen.add(found)
+        return prints
+
+
+def _fingerprint(public: str) -> str:
+    """Of a key line from someone else, which may be anything."""
+    try:
+        return keys.fingerprint(public)
+    except (ValueError, IndexError):
+        return ""

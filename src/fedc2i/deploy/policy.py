@@ -39,7 +39,7 @@ least_noise = 0.0           # noise multiplier; above 0 also refuses files, whos
 scores = "without-noise"    # accuracies and losses leave: "always", "without-noise" or "never"
 class_counts = false        # whether counts of samples by class, and which classes there are, may leave
 prototypes = false          # whether means of features by class may leave
-secure_aggregation = 0      # uploads leave only masked, in a mean of this many sites or more, 3 at least; 0: always
+secure_aggregation = 0      # uploads leave only masked, in a mean of this many sites (3 at least); 0: unmasked, too
 partners = []               # fingerprints (SHA256:...) of other sites' keys; uploads are added up with theirs alone
 contribution = false        # whether contributions of sites may be measured with it; each run for that counts in `runs`
 attacks = false             # whether a run may make this site attack it, for rehearsals
@@ -107,6 +107,8 @@ class SitePolicy:
             raise UserError(f"{where}: policy.hours must be such as 18:00-06:00, got '{one_line(made.hours, 60)}'")
         if 0 < made.secure_aggregation < LEAST:
             raise UserError(f"{where}: policy.secure_aggregation must be {LEAST} or more sites, or 0")
+        if made.partners and not made.secure_aggregation:
+            raise UserError(f"{where}: policy.partners needs policy.secure_aggregation = {LEAST} or more")
         for partner in made.partners:
             if not re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}", partner):
                 shown = one_line(partner, 60)

@@ -73,10 +73,10 @@ class SumTerms:
             raise UserError("secure aggregation with a public key that two sites have")
         if self.keys.keys() != self.weights.keys() or not all(0 < own < math.inf for own in self.weights.values()):
             raise UserError("secure aggregation with weights that are not positive")
-        self.check_shares(self.keys)
+        self.check_weights(self.keys, least)
 
-    def check_shares(self, sites: Collection[int]) -> None:
-        """Raises a `UserError` if one of the sites has more than half of the weight."""
+    def check_weights(self, sites: Collection[int], least: int) -> None:
+        """Raises a `UserError` if one of the sites has more than half of the weight, or a few have nearly all of it."""
         total = sum(self.weights[site] for site in sites)
         for site in sites:
             if self.weights[site] > LARGEST_SHARE * total * (1 + 1e-9):
@@ -84,6 +84,12 @@ class SumTerms:
                     f"a site has {self.weights[site] / total:.0%} of the weight in the mean, which would show its "
                     "upload; use weighting=uniform"
                 )
+        effective = total**2 / sum(self.weights[site] ** 2 for site in sites)
+        if effective < (needed := max(LEAST, least)) * (1 - 1e-9):
+            raise UserError(
+                f"by their weights {len(sites)} sites count as {effective:.2f} in the mean, and at least {needed} are "
+                "needed; use weighting=uniform, or more sites"
+            )
 
     @property
     def levels(self) -> int:
@@ -128,23 +134,18 @@ def like(values: NDArray[np.float64], shapes: Collection[tuple[str, str, tuple[i
     return found
 
 
-def quantised(upload: Params, terms: SumTerms, site: int) -> NDArray[np.float64]:
-    """A site's upload times its weight as whole numbers from -levels/2 to levels/2.
+def outside(upload: Params, largest: float) -> str:
+    """Which tensor has a number that is not finite or larger than this, and the number; empty if there is none."""
+    for name, tensor in sorted(upload.items()):
+        found = float(tensor.abs().max()) if tensor.numel() else 0.0
+        if not found <= largest:
+            return f"'{one_line(name, 60)}' of the upload holds {found:.4g}"
+    return ""
 
-    Raises:
-        UserError: for a number that is not finite, or larger than the range.
-    """
-    values = flat(upload)
-    if not np.isfinite(values).all():
-        raise UserError("its upload is not finite")
-    largest = float(np.abs(values).max(initial=0.0))
-    if largest > terms.largest:
-        name = next(name for name in sorted(upload) if float(upload[name].abs().max()) > terms.largest)
-        raise UserError(
-            f"'{one_line(name, 60)}' of its upload holds {largest:.4g}, and secure aggregation has a range of "
-            f"{terms.largest:g}; use a larger one, --set secure_range={2 ** math.ceil(math.log2(largest)):g}"
-        )
-    scaled: NDArray[np.float64] = values * (terms.ratio(site) * terms.levels / 2 / terms.largest)
+
+def quantised(upload: Params, terms: SumTerms, site: int) -> NDArray[np.float64]:
+    """A site's upload, whose numbers are in the range, times its weight: whole numbers from -levels/2 to levels/2."""
+    scaled: NDArray[np.float64] = flat(upload) * (terms.ratio(site) * terms.levels / 2 / terms.largest)
     return np.rint(scaled)
 
 

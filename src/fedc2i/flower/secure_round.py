@@ -1,7 +1,8 @@
 """The coordinator's part in secure aggregation: the four stages of a round, and the mean that they yield.
 
 A site that drops out before its upload is missing in the mean. One that drops out after it is part of the mean: the
-others can still remove its masks. If too few are left, the round is tried once more with those that answer.
+others can still remove its masks. If too few are left, the round is tried once more with those that answer. Sites that
+have already helped to remove masks help again only for the same sum.
 """
 
 from __future__ import annotations
@@ -99,6 +100,10 @@ class _Attempt:
         answers = self._collect(terms, shares)
         masked = {m: own.upload for m, own in answers.items() if m in shares and _fits(own.upload, self._count)}
         self._require(len(masked), terms, "sent a masked upload")
+        try:
+            terms.check_weights(masked, self._least)
+        except UserError as error:
+            raise _AttemptError(str(error)) from None
         upload = self._unmask(terms, masked, sorted(shares.keys() - masked.keys()))
         found = {m: own for m, own in answers.items() if m not in shares}
         for m in sorted(masked):
@@ -137,7 +142,7 @@ class _Attempt:
         found = self._read(self._stage(SHARE, dict.fromkeys(sites, told)), sites=[int], shares=[bytes])
         shares = {m: dict(zip(*own, strict=False)) for m, own in found.items()}
         shares = {m: own for m, own in shares.items() if {m, *own} == set(sites)}
-        self._require(len(shares), terms, "shared its keys")
+        self._require(len(shares), terms, "shared their keys")
         return shares
 
     def _collect(self, terms: SumTerms, shares: Mapping[int, Mapping[int, bytes]]) -> dict[int, Answer]:
@@ -151,8 +156,10 @@ class _Attempt:
         active, limit = sorted(masked), masking.threshold(len(terms.keys))
         found: dict[int, list[bytes]] = {m: [] for m in (*active, *dropped)}
         told = {"active": active, "dropped": dropped}
-        answers = self._stage(UNMASK, dict.fromkeys(active, told), limit)
-        for named, shares in self._read(answers, sites=[int], shares=[bytes]).values():
+        answers = self._read(self._stage(UNMASK, dict.fromkeys(active, told)), sites=[int], shares=[bytes])
+        if len(answers) < limit:
+            raise _AttemptError(f"{len(answers)} of the {limit} sites needed have helped to remove masks")
+        for named, shares in answers.values():
             for m, share in dict(zip(named, shares, strict=False)).items():
                 found.get(m, []).append(share)
         total: NDArray[np.int64] = np.zeros(self._count, np.int64)

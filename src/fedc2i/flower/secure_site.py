@@ -6,9 +6,10 @@ under one mask would show their difference.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,10 +19,13 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import write_atomically
+from fedc2i.core.params import Params
 from fedc2i.flower import compat, masking
 from fedc2i.flower.masking import COLLECT, LEAST, SETUP, SHARE, STAGES, SumTerms
 from fedc2i.flower.message_format import Answer, masking_size
+from fedc2i.flower.site import complain
 
+OWN = "this site"  # its identity, in its own log
 _PLAIN, _REPLY = "session", "reply"  # records of the file, beside Flower's
 
 
@@ -36,7 +40,10 @@ class Session:
         state: Flower's record with the site's secrets; empty once they have served.
         reply: the last one.
         terms: what all sites agree on, from stage ``share`` on.
+        identities: of the sites by number, from stage ``share`` on; numbers are the coordinator's choice.
         sources: whose masks are in the site's upload, from stage ``collect`` on.
+        upload: the hash of the upload before masks, from stage ``collect`` on.
+        active: the sites in the sum, from stage ``unmask`` on.
     """
 
     run: str
@@ -47,15 +54,26 @@ class Session:
     state: RecordDict
     reply: Answer
     terms: SumTerms | None = None
+    identities: Mapping[int, str] = field(default_factory=dict)
     sources: tuple[int, ...] = ()
+    upload: str = ""
+    active: tuple[int, ...] = ()
+
+    @property
+    def sum(self) -> list[str]:
+        """The identities of the sites in the sum."""
+        return sorted(self.identities[site] for site in self.active)
 
     def to_bytes(self) -> bytes:
         """As a file."""
         own = {"run": self.run, "round": self.round, "token": self.token, "site": self.site, "stage": self.stage}
-        told: dict[str, Any] = {**own, "sources": list(self.sources), "terms": ""}
+        told: dict[str, Any] = {**own, "upload": self.upload, "terms": ""}
+        told |= {"sources": list(self.sources), "active": list(self.active)}
         if (terms := self.terms) is not None:
             keys = [[site, *(key.hex() for key in pair)] for site, pair in terms.keys.items()]
-            told["terms"] = json.dumps([keys, list(terms.weights.items()), terms.largest])
+            told["terms"] = json.dumps(
+                [keys, list(terms.weights.items()), terms.largest, list(self.identities.items())]
+            )
         reply = ConfigRecord({"bytes": compat.to_bytes(self.reply.to_record(False))})
         return compat.to_bytes(RecordDict({**self.state, _PLAIN: ConfigRecord(told), _REPLY: reply}))
 
@@ -64,14 +82,15 @@ class Session:
         """Reads what `to_bytes` made."""
         state = compat.from_bytes(content)
         told, reply = dict(state.pop(_PLAIN)), state.pop(_REPLY)
-        text, sources = str(told.pop("terms")), tuple(told.pop("sources"))
-        terms = None
+        text, sources, active = str(told.pop("terms")), tuple(told.pop("sources")), tuple(told.pop("active"))
+        terms, identities = None, []
         if text:
-            listed, weights, largest = json.loads(text)
+            listed, weights, largest, identities = json.loads(text)
             keys = {site: (bytes.fromhex(first), bytes.fromhex(second)) for site, first, second in listed}
             terms = SumTerms(told["run"], told["round"], told["token"], keys, dict(weights), largest)
         answer = Answer.from_record(compat.from_bytes(reply["bytes"]))
-        return cls(**told, state=state, reply=answer, terms=terms, sources=sources)
+        found = cls(**told, state=state, reply=answer, terms=terms, identities=dict(identities))
+        return replace(found, sources=sources, active=active)
 
 
 class Signatures(Protocol):
@@ -80,8 +99,12 @@ class Signatures(Protocol):
     def signed(self, content: bytes) -> tuple[str, bytes]:
         """The site's public key, and its signature."""
 
-    def check(self, others: Sequence[tuple[str, bytes, bytes]]) -> None:
-        """Raises a `UserError` unless each of the others, a public key with signature and content, may take part."""
+    def check(self, others: Sequence[tuple[str, bytes, bytes]]) -> list[str]:
+        """The identities of the others, each given as a public key with signature and content.
+
+        Raises:
+            UserError: if one of them may not take part.
+        """
 
 
 class SecureSite:
@@ -100,8 +123,20 @@ class SecureSite:
         """Removes all secrets."""
         self._file.unlink(missing_ok=True)
 
-    def answer(self, round: int, asked: Mapping[str, Any], train: Callable[[], Answer]) -> Answer:
-        """The reply to a stage; ``train`` does the round's task and gives the upload without masks.
+    def answer(
+        self,
+        round: int,
+        asked: Mapping[str, Any],
+        train: Callable[[], Answer],
+        allow: Callable[[Session], None] = lambda session: None,
+    ) -> Answer:
+        """The reply to a stage.
+
+        Args:
+            round: its number.
+            asked: the stage, and what belongs to it.
+            train: does the round's task and gives the upload without masks.
+            allow: called before a reply leaves, also one that is repeated; raises a `UserError` to keep it here.
 
         Raises:
             UserError: if the site refuses.
@@ -111,6 +146,7 @@ class SecureSite:
             raise UserError(f"secure aggregation has no stage '{one_line(stage, 20)}' for site {site}")
         known = self._known(round, token)
         if known is not None and known.stage == stage:
+            allow(known)
             return known.reply
         if stage == SETUP:
             state = RecordDict()
@@ -124,6 +160,7 @@ class SecureSite:
             after = self._collect(known, asked, train)
         else:
             after = self._share(known, asked) if stage == SHARE else self._unmask(known, asked)
+        allow(after)
         return self._keep(replace(after, stage=stage))
 
     def _share(self, own: Session, asked: Mapping[str, Any]) -> Session:
@@ -134,12 +171,12 @@ class SecureSite:
         if own.site not in keys:
             raise UserError("secure aggregation without this site's own key")
         signed = masking.by_site(sites, *masking.read(asked, identities=[str], signatures=[bytes]))
-        self._signatures.check(
-            [(*signed[m], self._statement(own.round, own.token, m, keys[m])) for m in sites if m != own.site]
-        )
+        others = [m for m in sites if m != own.site]
+        statements = [(*signed[m], self._statement(own.round, own.token, m, keys[m])) for m in others]
+        identities = dict(zip(others, self._signatures.check(statements), strict=True)) | {own.site: OWN}
         limit = masking.threshold(len(keys))
         to, shares = compat.secagg_share(own.state, own.site, keys, limit, terms.levels)
-        return replace(own, terms=terms, reply=_reply(sites=to, shares=shares))
+        return replace(own, terms=terms, identities=identities, reply=_reply(sites=to, shares=shares))
 
     def _collect(self, own: Session, asked: Mapping[str, Any], train: Callable[[], Answer]) -> Session:
         terms = _agreed(own)
@@ -149,11 +186,17 @@ class SecureSite:
             raise UserError("secure aggregation with shares of sites that take no part")
         self._require(len(found) + 1, terms)
         answer = train()
+        if reason := masking.outside(answer.upload, terms.largest):
+            complain(reason)  # the coordinator chose the range: told more, it could read the upload number by number
+            raise UserError(
+                f"its upload has a number that is not finite, or outside of the range of {terms.largest:g}; the site's "
+                "own log names it, --set secure_range=R allows larger ones"
+            )
         numbers = masking.quantised(answer.upload, terms, own.site)
         masked = compat.secagg_mask(own.state, own.site, sources, shares, numbers, terms.stream)
         tensor = torch.from_numpy(masked.astype(np.uint32).view(np.int32))
         reply = Answer({masking.UPLOAD: tensor}, {}, answer.metrics, tensor.nbytes)
-        return replace(own, sources=tuple(sources), reply=reply)
+        return replace(own, sources=tuple(sources), upload=digest(answer.upload), reply=reply)
 
     def _unmask(self, own: Session, asked: Mapping[str, Any]) -> Session:
         terms = _agreed(own)
@@ -166,9 +209,10 @@ class SecureSite:
         if set(named) != known or own.site not in active:
             raise UserError("the coordinator names other sites than those whose masks are in the sum")
         self._require(len(active), terms)
-        terms.check_shares(active)
+        terms.check_weights(active, self._least)
         sites, shares = compat.secagg_unmask(own.state, own.site, active, dropped)
-        return replace(own, state=RecordDict(), reply=_reply(sites=sites, shares=shares))  # the secrets have served
+        reply = _reply(sites=sites, shares=shares)
+        return replace(own, state=RecordDict(), active=tuple(active), reply=reply)  # the secrets have served
 
     def _require(self, sites: int, terms: SumTerms) -> None:
         needed = max(self._least, masking.threshold(len(terms.keys)))
@@ -189,6 +233,14 @@ class SecureSite:
     def _keep(self, session: Session) -> Answer:
         write_atomically(self._file, session.to_bytes(), mode=0o600)
         return session.reply
+
+
+def digest(upload: Params) -> str:
+    """The SHA-256 of an upload; empty if there is none."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(upload.items()):
+        found.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode() + tensor.numpy().tobytes())
+    return found.hexdigest() if upload else ""
 
 
 def _reply(**values: Any) -> Answer:
