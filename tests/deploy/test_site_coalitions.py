@@ -153,7 +153,7 @@ def test_only_sites_that_agree_are_players(tmp_path: Path, federation: Federatio
     found = world.survey(tmp_path / "two", "fedavg").measure()
     assert found.clients == ("a", "c")
     assert {*world.asked} == {(), ("a", "c")}
-    assert any(line.startswith("b takes no part: its policy") for line in world.said)
+    assert any(line.startswith("b takes no part: by its policy") for line in world.said)
     with pytest.raises(UserError, match=r"^1 of 3 sites agree to it, at least 2 are needed$"):
         World(federation, agreeing="b").survey(tmp_path / "one")
 
@@ -188,6 +188,14 @@ def test_a_site_that_did_not_answer_is_named_after_coalitions_were_run(tmp_path:
         "c takes no part: it did not answer",
         "sites are not asked again, since coalitions of the others were run; another --out asks all",
     ]
+
+
+def test_a_site_whose_data_does_not_fit_is_no_player(tmp_path: Path, federation: Federation) -> None:
+    world, own = World(federation), federation.clients[1]
+    wide = [replace(split, x=split.x.repeat(1, 1, 1, 2)) for split in (own.train, own.validation, own.test)]
+    world.grid.nodes[101] = world._node(101, Client("b", *wide), federation.classes)
+    assert world.survey(tmp_path, "fedavg").sites.names == ("a", "c")
+    assert any(line.startswith("b takes no part") and "does not fit" in line for line in world.said)
 
 
 def test_a_failed_survey_leaves_no_answers_of_an_earlier_one(tmp_path: Path, federation: Federation) -> None:

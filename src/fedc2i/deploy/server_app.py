@@ -9,7 +9,7 @@ and what every run folder holds, but for the models, which stay at the sites
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flwr.app import Context
@@ -19,7 +19,7 @@ from flwr.serverapp import ServerApp
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import writing
 from fedc2i.deploy.enrolled_sites import Enrolled, enrol, enrolled
-from fedc2i.deploy.job import RUN_FILE, Job
+from fedc2i.deploy.job import Job
 from fedc2i.deploy.keys import pem_public
 from fedc2i.deploy.run_counters import RunCounters
 from fedc2i.deploy.run_description import describe
@@ -30,6 +30,7 @@ from fedc2i.flower import compat
 from fedc2i.flower.connections import Grid, SiteConnections
 from fedc2i.flower.coordinator import Coordinator
 from fedc2i.flower.enrolment import common_federation, reject_incompatible, wait_for_sites
+from fedc2i.flower.message_format import Introduction
 from fedc2i.flower.site import Assignment
 from fedc2i.report import figures
 from fedc2i.report.progress import rejected_uploads
@@ -66,12 +67,13 @@ def survey(grid: Grid, job: Job, say: Say) -> None:
     say = _logged(say, job.out / "log.txt")
     try:
         connections = _connections(grid, job, say)
-        found = _begin(job, connections, say)
-        reject_incompatible(connections, found.federation, job.policy.min_sites)
+        there = _wait(job, connections, job.sites, job.count, say)
+        federation = common_federation(there, [own.name for own in there], job.classes, say)
+        reject_incompatible(connections, federation, job.policy.min_sites)
     except UserError as error:
-        (job.out / RUN_FILE).unlink(missing_ok=True)
         say(f"error: {error}")
         raise
+    enrol(job, federation, [own.name for own in there if own.contribution and own.name in connections.sites])
 
 
 def run_job(grid: Grid, job: Job, say: Say) -> Result:
@@ -153,21 +155,21 @@ def _of(report: Round, point: Point) -> str:
 
 def _begin(job: Job, connections: SiteConnections, say: Say) -> Enrolled:
     """Waits for the sites, and writes down who they are."""
-    there = wait_for_sites(connections, job.sites, job.count, job.policy.min_sites, job.wait, say, job.policy.poll)
+    there = _wait(job, connections, job.sites, job.count, say)
     names = job.sites or tuple(own.name for own in there)
-    if job.purpose == "survey":
-        names = tuple(own.name for own in there)
-    federation = common_federation(there, names, job.classes, say)
-    return enrol(job, federation, [own.name for own in there if own.contribution])
+    return enrol(job, common_federation(there, names, job.classes, say))
 
 
 def _resume(job: Job, connections: SiteConnections, say: Say) -> Enrolled | None:
     """The run that was started in this folder, if there is one; waits for all its sites, not only for the first."""
     found = enrolled(job, say)
     if found is not None:
-        names = found.federation.names
-        wait_for_sites(connections, names, 0, job.policy.min_sites, job.wait, say, job.policy.poll)
+        _wait(job, connections, found.federation.names, 0, say)
     return found
+
+
+def _wait(job: Job, connections: SiteConnections, names: Sequence[str], count: int, say: Say) -> list[Introduction]:
+    return wait_for_sites(connections, names, count, job.policy.min_sites, job.wait, say, job.policy.poll)
 
 
 def _logged(say: Say, path: Path) -> Say:

@@ -101,7 +101,7 @@ class SiteCoalitions:
             if name not in federation.names:
                 say(f"{name} takes no part: it did not answer")
             elif name not in found.agreed:
-                say(f"{name} takes no part: its policy does not let contributions be measured (contribution, scores)")
+                say(f"{name} takes no part: by its policy (contribution, scores), or because its data does not fit")
         if ran and len(found.agreed) < len(job.sites):
             say("sites are not asked again, since coalitions of the others were run; another --out asks all")
         if len(found.agreed) < 2:
