@@ -1,7 +1,8 @@
-"""``python -m benchmarks.many_clients``: memory and seconds of a run whose clients' models rest in a scratch file.
+"""``python -m benchmarks.many_clients``: memory and seconds of a run whose clients' models rest outside the device.
 
-Each run is a process of its own that believes that ``--free`` GB of memory are free, so that models rest although this
-machine may have room for them. Its peak is compared with what a run with all models in memory takes.
+Each run is a process of its own. On a CPU it believes that ``--free`` GB of memory are free, so that models rest in a
+scratch file although this machine may have room for them. With ``--device cuda`` the model is a ResNet-18, and models
+rest in host memory.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 import fedc2i
+from benchmarks.models import NETS
 from fedc2i.core import memory
 from fedc2i.core.params import size_in_bytes
 from fedc2i.core.settings import EngineSettings
@@ -28,6 +30,8 @@ from fedc2i.methods.fedavg import FedAvg
 
 RUNS = ((200, 20), (1000, 20), (1000, 100))  # clients, and how many take part in a round
 WIDTH, SIDE, CLASSES, TRAIN, TEST, ROUNDS = 650, 16, 10, 8, 4, 2
+GPU_RUNS = ((200, 100), (1000, 20), (1000, 100))
+GPU_SIDE, GPU_TRAIN, GPU_ROUNDS = 32, 128, 3
 
 
 def build() -> nn.Module:
@@ -41,19 +45,29 @@ def peak() -> int:
     return 1024 * int(line.split()[1])
 
 
-def measure(clients: int, participants: int, free: float) -> dict[str, Any]:
+def measure(clients: int, participants: int, free: float, device: str) -> dict[str, Any]:
     """One run in this process; ``free`` is the memory in GB, 0 for what there really is."""
     torch.set_num_threads(1)
+    gpu = device == "cuda"
+    side, train, rounds = (GPU_SIDE, GPU_TRAIN, GPU_ROUNDS) if gpu else (SIDE, TRAIN, ROUNDS)
     draw = np.random.default_rng(0)
-    x = draw.integers(0, 256, (clients, TRAIN + TEST, SIDE, SIDE), np.uint8)
-    y = np.arange(TRAIN + TEST) % CLASSES
-    parts = {f"{m}": (x[m, :TRAIN], y[:TRAIN], x[m, TRAIN:], y[TRAIN:]) for m in range(clients)}
-    federation, model = fedc2i.from_arrays(parts, list(map(str, range(CLASSES)))), fedc2i.split(build, head="3")
+    x = draw.integers(0, 256, (clients, train + TEST, side, side), np.uint8)
+    y = np.arange(train + TEST) % CLASSES
+    parts = {f"{m}": (x[m, :train], y[:train], x[m, train:], y[train:]) for m in range(clients)}
+    federation = fedc2i.from_arrays(parts, list(map(str, range(CLASSES))))
+    model = fedc2i.split(NETS["resnet18_gn"], head="fc") if gpu else fedc2i.split(build, head="3")
     if free:
         memory.available = memory.total = lambda: int(free * 2**30)
-    settings = EngineSettings(rounds=ROUNDS, epochs=1, executor="looped", clients_per_round=participants)
-    start, began, rounds = peak(), time.perf_counter(), list[Round]()
-    simulate(FedAvg(), model, federation, settings, [0], on_round=rounds.append)
+    settings = EngineSettings(
+        rounds=rounds,
+        epochs=1,
+        executor="auto" if gpu else "looped",
+        evaluate_every=0 if gpu else 1,
+        clients_per_round=participants,
+        precision="tf32" if gpu else "ieee",
+    )
+    start, began, reports = peak(), time.perf_counter(), list[Round]()
+    simulate(FedAvg(), model, federation, settings, [0], device, on_round=reports.append)
     return {
         "clients": clients,
         "participants": participants,
@@ -61,22 +75,28 @@ def measure(clients: int, participants: int, free: float) -> dict[str, Any]:
         "model_mb": size_in_bytes(model.init(0)) / 2**20,
         "before_mb": start / 2**20,
         "peak_mb": peak() / 2**20,
-        "seconds_a_round": (time.perf_counter() - began) / ROUNDS,
-        "accuracy": rounds[-1].mean("trained"),
+        "device_peak_mb": torch.cuda.max_memory_allocated() / 2**20 if gpu else None,
+        "rounds": [round(report.seconds, 2) for report in reports],
+        "seconds": time.perf_counter() - began,
+        "accuracy": reports[-1].mean("trained"),
     }
 
 
 def main() -> None:
     """Every run in a process of its own; prints one JSON object a line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.many_clients", description=__doc__)
-    parser.add_argument("--free", type=float, default=1.0, help="GB that a run believes to be free; 0: as it is")
+    parser.add_argument("--free", type=float, help="GB that a run believes to be free; 0: as it is (1; on a GPU 0)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--one", type=int, nargs=2, metavar=("CLIENTS", "PARTICIPANTS"), help="this run only, here")
     asked = parser.parse_args()
+    gpu = asked.device == "cuda"
+    free = (0.0 if gpu else 1.0) if asked.free is None else asked.free
     if asked.one:
-        print(json.dumps(measure(*asked.one, asked.free)))
+        clients, participants = asked.one
+        print(json.dumps(measure(clients, participants, free, asked.device)), flush=True)
         return
-    for run in RUNS:
-        command = [sys.executable, "-m", "benchmarks.many_clients", "--free", str(asked.free)]
+    for run in GPU_RUNS if gpu else RUNS:
+        command = [sys.executable, "-m", "benchmarks.many_clients", "--free", str(free), "--device", asked.device]
         subprocess.run([*command, "--one", *map(str, run)], check=True)
 
 
