@@ -98,3 +98,22 @@ def test_a_run_touches_few_modules(data: str, tmp_path: Path) -> None:
     assert counts
     assert int(counts[1]) <= MODULES
     assert int(counts[2]) <= EXECUTED
+
+
+ALL_METHODS = """
+import sys
+import fedc2i
+from fedc2i.methods.base import method_names
+from fedc2i.core.errors import UserError
+for name in method_names():
+    try:
+        fedc2i.run(name, data="heart", rounds=2, steps=1, executor="looped")
+    except UserError as error:
+        assert name == "fedbn", error  # needs another model
+    assert "torch._dynamo" not in sys.modules, name
+"""
+
+
+def test_no_method_imports_the_compiler_of_torch() -> None:
+    """It takes seconds, for every task of a real site, and wants to write where its sandbox allows nothing."""
+    subprocess.run([sys.executable, "-c", ALL_METHODS], check=True)

@@ -26,7 +26,7 @@ from fedc2i.engine.executors.stacked.padded_data import pad
 from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.methods.messages import Download
 from fedc2i.models.model import Model, scale
-from fedc2i.training.local import Batch, Optimiser, draw_epochs, train
+from fedc2i.training.local import Batch, Optimiser, draw_epochs, gradient_and_value, train
 from fedc2i.training.metrics import means, score
 from oracles import assert_same_model
 from oracles.training import local_run
@@ -542,3 +542,19 @@ def test_names_of_predictions(model: Model, federation: Federation) -> None:
     x: Any = client.data.test.x[:2]
     assert list(predict_all(Telling(), params, x, site)) == ["", "/position", "/received"]
     assert list(predict_all(Method(), params, x, site)) == [""]
+
+
+def test_a_gradient_is_the_one_by_hand_also_inside_vmap() -> None:
+    def loss(params: Params) -> Tensor:
+        return (params["a"] ** 2).sum() * 3
+
+    params = {"a": torch.tensor([[1.0, -2.0], [0.5, 4.0]]), "unused": torch.ones(2, 3)}
+    gradient, value = gradient_and_value(loss, params)
+    assert_close(gradient, {"a": 6 * params["a"], "unused": torch.zeros(2, 3)})
+    assert_close(value, torch.tensor(3 * 21.25))
+    assert not value.requires_grad
+    assert not params["a"].requires_grad
+    lifted, values = torch.func.vmap(lambda own: gradient_and_value(loss, own))(params)
+    assert_close(lifted, gradient)
+    assert_close(values, torch.tensor([15.0, 48.75]))
+    assert gradient_and_value(lambda own: torch.tensor(2.0), {}) == ({}, torch.tensor(2.0))

@@ -70,6 +70,7 @@ def work(request: Request, content: RecordDict) -> RecordDict:
         root = [Path(request.root)] if request.root else []
         readable, writable = [*root, weights.folder()], _writable(request)
         forbidden = [folder / name for name in ("site.key", "site.toml", "state/noise.key", MASKS)]
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = request.site  # any that exists: code may import torch's compiler
         sandbox.enter(writable, readable, forbidden)
         return answer(request.kind, content, home, lambda task: understand(task.setup, *root))
     except UserError as error:

@@ -18,10 +18,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import option
@@ -29,7 +29,7 @@ from fedc2i.core.params import Params
 from fedc2i.methods.base import Probe, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models.model import Model
-from fedc2i.training.local import Batch
+from fedc2i.training.local import Batch, gradient_and_value
 
 _WEIGHT = "mixing."
 
@@ -72,12 +72,15 @@ class FedALA(FedAvg):
         def mixed(weights: Params) -> Params:
             return {**start, **{name: own[name] + weights[name] * gap[name] for name in names}}
 
+        def loss(weights: Params, part: Batch) -> Tensor:
+            return self.loss(mixed(weights), part, site)
+
         chosen = _first(batch, self.share)
         weights = {name: own[_WEIGHT + name] for name in names}
         for _ in range(self.start_epochs if site.round == 1 else self.weight_epochs):
             for low in range(0, len(chosen.y), self.weight_batch):
                 part = Batch(*(tensor[low : low + self.weight_batch] for tensor in chosen))
-                slope = grad(lambda weights, part=part: self.loss(mixed(weights), part, site))(weights)
+                slope, _ = gradient_and_value(partial(loss, part=part), weights)
                 weights = {name: (weights[name] - self.eta * slope[name]).clamp(0, 1) for name in names}
         return {**mixed(weights), **{_WEIGHT + name: weights[name] for name in names}}, report
 

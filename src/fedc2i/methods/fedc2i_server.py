@@ -28,7 +28,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import option
@@ -47,7 +46,7 @@ from fedc2i.methods.math.influence import (
 )
 from fedc2i.methods.math.prototypes import AT_ONCE
 from fedc2i.methods.messages import Download, Message, Parts, Uploads, marked, without_broken
-from fedc2i.training.local import Batch
+from fedc2i.training.local import Batch, gradient_and_value
 
 MEAN = "mean/"
 WEIGHTS = ("influence_vector", "influence_matrix")
@@ -156,7 +155,7 @@ def body_statement(
 
     loss, gradients = data.w.new_zeros(()), {name: torch.zeros_like(tensor) for name, tensor in free.items()}
     for part in _parts(data):
-        more, value = grad_and_value(total)(free, part) if free else ({}, total({}, part))
+        more, value = gradient_and_value(partial(total, part=part), free)
         loss, gradients = loss + value, {name: gradients[name] + more[name] for name in free}
     flat = torch.cat([loss.new_zeros(0), *(gradients[name].flatten() for name in names)])
     count = data.w.sum().clamp(min=1)

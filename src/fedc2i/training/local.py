@@ -128,6 +128,27 @@ def train(
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
+def gradient_and_value(loss: Callable[[Params], Tensor], params: Params) -> tuple[Params, Tensor]:
+    """The gradient of a loss at ``params``, and its value; inside vmap, too.
+
+    Ordinary autograd where that is possible: the first use of ``torch.func.grad`` imports torch's compiler, which takes
+    seconds and wants to write, and a site's sandbox lets nobody write.
+    """
+    if not params:
+        return {}, loss(params)
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # within vmap
+        return torch.func.grad_and_value(loss)(params)
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+    with torch.enable_grad():
+        value = loss(leaves)
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    gradient = {
+        name: torch.zeros_like(tensor) if own is None else own
+        for (name, tensor), own in zip(params.items(), found, strict=True)
+    }
+    return gradient, value.detach()
+
+
 def has_wide_convolutions(params: Params) -> bool:
     """Whether convolutions are faster with the channels last in memory: of 3x3 pixels and many channels."""
     return any(own.ndim == 4 and own.shape[1] >= _WIDE and own.shape[2] <= _NARROW for own in params.values())

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.params import Params, Stacked
 from fedc2i.methods.math.influence import SMALLEST_LOSS
+from fedc2i.training.local import gradient_and_value
 
 
 def first_order_losses(
@@ -39,7 +39,7 @@ def first_order_changes(
     count = valid.sum()
     mean = {name: tensor.sum(0) / count.clamp(min=1).to(tensor.dtype) for name, tensor in bodies.items()}
     free = {name: mean[name] for name in differentiable}
-    gradient, at_mean = grad_and_value(lambda some: loss({**mean, **some}))(free)
+    gradient, at_mean = gradient_and_value(lambda some: loss({**mean, **some}), free)
     products = torch.zeros_like(valid, dtype=at_mean.dtype)  # ⟨g, θ_i⟩
     for name in free:
         # As the weight of a linear layer the stack is never copied, not even for the lifted gradients of many clients.
