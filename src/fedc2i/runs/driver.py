@@ -6,7 +6,6 @@ such as the coordinator of real sites; each seed then has its own checkpoints.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,12 +13,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedc2i.core.files import write_atomically
 from fedc2i.core.seeding import repeatable
 from fedc2i.engine import checkpoint
 from fedc2i.engine.checkpoint import Checkpoint, OnState, ResumePoint, State, state_size
-from fedc2i.engine.records import POINTS, Outcome, Predictions, Round
+from fedc2i.engine.records import POINTS, Outcome, Point, Predictions, Round
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Site
 from fedc2i.runs import writer
@@ -27,7 +27,7 @@ from fedc2i.runs.folder import RunFolder, ask, asked, read_reports, reports_fold
 from fedc2i.runs.plan import Observer, Plan, sayer
 from fedc2i.runs.results import Result
 from fedc2i.runs.writer import RunWriter, states_folder
-from fedc2i.training.metrics import AT_ONCE
+from fedc2i.training.metrics import AT_ONCE, AT_ONCE_ON_GPU
 
 MOST_PREDICTIONS = 2**24  # probabilities in a run folder, four bytes each
 Draw = Callable[[Result, Path], None]  # adds figures to the folder of a finished run
@@ -163,18 +163,19 @@ def test_predictions(plan: Plan, outcomes: Mapping[int, Outcome]) -> Predictions
     sizes = tuple(len(client.test) for client in clients)
     if not outcomes or len(outcomes) * len(POINTS) * sum(sizes) * classes > MOST_PREDICTIONS:
         return None
-    found, device = {}, plan.config.torch_device()
+    device = plan.config.torch_device()
+    size = AT_ONCE if device.type == "cpu" else AT_ONCE_ON_GPU
+    parts: dict[tuple[int, Point], list[Tensor]] = {(seed, point): [] for seed in outcomes for point in POINTS}
     with torch.no_grad(), repeatable(plan.config):
-        for (seed, outcome), point in itertools.product(outcomes.items(), POINTS):
-            models = outcome.trained if point == "trained" else outcome.received
-            parts = []
-            for k, client in enumerate(clients):
+        for k, client in enumerate(clients):
+            images = torch.split(client.test.x.to(device), size)  # once for all models; nothing waits for the device
+            counts = client.train.y.bincount(minlength=classes).to(device)
+            site = Site(plan.model, counts, torch.tensor(k, device=device), {}, rounds=plan.config.rounds)
+            for (seed, point), own in parts.items():
+                models = outcomes[seed].trained if point == "trained" else outcomes[seed].received
                 params = {name: rows[k].to(device) for name, rows in models.items()}
-                counts = client.train.y.bincount(minlength=classes).to(device)
-                site = Site(plan.model, counts, torch.tensor(k, device=device), {}, rounds=plan.config.rounds)
-                pieces = [plan.method.predict(params, x.to(device), site) for x in torch.split(client.test.x, AT_ONCE)]
-                parts.append(torch.cat(pieces).cpu().double().log_softmax(1).float())
-            found[seed, point] = torch.cat(parts).numpy()
+                own += [plan.method.predict(params, x, site) for x in images]
+        found = {key: torch.cat(own).cpu().double().log_softmax(1).float().numpy() for key, own in parts.items()}
     labels = torch.cat([client.test.y for client in clients]).numpy().astype(np.int32)
     return Predictions(labels, sizes, found)
 
