@@ -19,6 +19,7 @@ from fedc2i.core.params import Params
 from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.executors.base import ClientBatch
+from fedc2i.engine.executors.stacked import executor as executor_module
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
 from fedc2i.engine.executors.stacked.stepper import GraphedFunction, Stepper
 from fedc2i.engine.records import Outcome
@@ -316,6 +317,23 @@ def test_what_reads_the_round_is_made_every_round_and_nothing_else(
     assert made == want
 
 
+@pytest.mark.parametrize(("rounds", "every", "want"), [(5, 1, 3), (5, 0, 2), (2, 1, 2), (2, 0, 1), (1, 1, 0)])
+def test_only_what_a_second_round_uses_becomes_a_graph(
+    rounds: int, every: int, want: int, normed: Model, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upload (whose first round differs), personalise and evaluation, which two seeds use four times in a round."""
+    made = []
+
+    class Noted(GraphedFunction):
+        def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
+            made.append(function)
+            super().__init__(function, device)
+
+    monkeypatch.setattr(executor_module, "GraphedFunction", Noted)
+    run(FedAvg(), normed, federation, seeds=(0, 5), rounds=rounds, evaluate_every=every)
+    assert len(made) == want
+
+
 def test_what_shapes_of_earlier_rounds_needed_is_given_up(
     normed: Model, make_federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,6 +438,29 @@ def test_on_a_gpu_as_on_a_cpu(name: str, convolutional: Model, make_federation: 
     }
     want = run(method, convolutional, federation, "looped", seeds=(0, 5), rounds=4)
     assert_close_run((there, reports), want, rtol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["fedavg", "fedc2i", "fedproto", "fedic"])
+def test_graphs_of_functions_have_the_bits_of_the_functions(
+    name: str, convolutional: Model, make_federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that resumes has no graphs in its first round."""
+    federation, method = make_federation(sizes=SIZES, validation=3), Method.registry[name]()
+    settings = EngineSettings(rounds=4, executor="stacked", **vars(TRAINING))
+
+    def outcome() -> tuple[Outcome, list[Any]]:
+        reports: list[Any] = []
+        found = simulate(method, convolutional, federation, settings, (0,), "cuda", on_round=reports.append)
+        return found[0], [report.metrics for report in reports]
+
+    graphed, scores = outcome()
+    monkeypatch.setattr(StackedExecutor, "_graphed", lambda self, first, kind, tensors, function: function)
+    plain, same = outcome()
+    assert scores == same
+    for point in ("trained", "received"):
+        for own, tensor in getattr(plain, point).items():
+            assert torch.equal(getattr(graphed, point)[own], tensor), (point, own)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -45,6 +45,14 @@ class _Cached(NamedTuple):
     used: int
 
 
+@dataclass
+class _Uses:
+    """A function, since the round of its first use; from the next use on as a CUDA graph."""
+
+    since: int
+    graphed: GraphedFunction | None = None
+
+
 class StackedExecutor:
     """`Executor` that computes for all clients together."""
 
@@ -162,8 +170,8 @@ class StackedExecutor:
 
         lifted = self._graphed(first, ("upload",), tensors, _over_both(upload, (0, 0, dims)))
         with torch.no_grad():
-            uploads = lifted(params, self._padded.training_sets(chunk), tensors)
-        if self._device.type == "cuda":  # while the GPU is busy
+            uploads = lifted(params, self._padded.training_sets(rows), tensors)
+        if self._device.type == "cuda":  # while it trains: nothing since the first step has waited for it
             self._padded.draw_ahead(chunk)
         trained = _unstack(params, len(chunk))
         metrics = self._evaluate(chunk, trained, evaluate)
@@ -207,8 +215,15 @@ class StackedExecutor:
     def _graphed(
         self, first: ClientBatch, kind: _Kind, tensors: _SiteTensors, function: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """The function, on a GPU as a CUDA graph for tensors of these shapes."""
-        return self._cached(first, kind, tensors, lambda: GraphedFunction(function, self._device))
+        """The function; from the second round that needs it for these shapes, on a GPU, as a CUDA graph.
+
+        A capture takes longer than a few calls: it would not pay for the first round, or the only evaluation of a run.
+        """
+        uses = self._cached(first, kind, tensors, lambda: _Uses(first.round))
+        if uses.since == first.round:
+            return function
+        uses.graphed = uses.graphed or GraphedFunction(function, self._device)
+        return uses.graphed
 
     def _cached(self, first: ClientBatch, kind: _Kind, tensors: _SiteTensors, make: Callable[[], _Made]) -> _Made:
         """What was made for this kind of work and these shapes; made again where the round's number matters.

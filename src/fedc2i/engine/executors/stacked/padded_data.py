@@ -83,9 +83,9 @@ class PaddedData:
         """Training samples of each class."""
         return self._counts[self.rows(chunk)]
 
-    def training_sets(self, chunk: Sequence[ClientBatch]) -> Batch:
+    def training_sets(self, rows: Tensor) -> Batch:
         """All training samples of each client."""
-        return Batch(*(own[self.rows(chunk)] for own in self.train))
+        return Batch(*(own[rows] for own in self.train))
 
     def steps(self, chunk: Sequence[ClientBatch]) -> _Drawn:
         """The batches of the round's local training, phase by phase; a phase without epochs is skipped."""
