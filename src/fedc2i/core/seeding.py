@@ -39,7 +39,10 @@ def isolated(device: torch.device, seed: int, *parts: str | int) -> Iterator[Non
     The global state is restored afterwards, so the caller's own random numbers are not touched.
     """
     with _one_at_a_time, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(key(seed, *parts))
+        number = key(seed, *parts)
+        torch.default_generator.manual_seed(number)  # torch.manual_seed formats the stack where CUDA is not in use
+        if device.type == "cuda":
+            torch.cuda.manual_seed_all(number)
         yield
 
 

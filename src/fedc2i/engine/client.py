@@ -138,12 +138,12 @@ class RunContext:
 
     def epochs(self, data: ClientData, round: int) -> list[list[Tensor]]:
         """The batches of a client's local run, by epoch; the same for every method that holds out nothing."""
+        held, generator = self.draw_held_out(data, round), seeding.generator(self.seed, data.name, round, "batches")
+        if held is None or held.split != "train" or not held.unseen:
+            return draw_epochs(data.samples, self.training, generator)
         rows = torch.arange(data.samples)
-        held = self.draw_held_out(data, round)
-        if held is not None and held.split == "train" and held.unseen:
-            rows = rows[~torch.isin(rows, held.rows)]
-        drawn = draw_epochs(len(rows), self.training, seeding.generator(self.seed, data.name, round, "batches"))
-        return [[rows[index] for index in epoch] for epoch in drawn]
+        rows = rows[~torch.isin(rows, held.rows)]
+        return [[rows[index] for index in epoch] for epoch in draw_epochs(len(rows), self.training, generator)]
 
     def draw_held_out(self, data: ClientData, round: int) -> HeldOut | None:
         """The samples for `Site.held_out`: validation data, else some of the training data, the same every round."""
