@@ -83,7 +83,10 @@ def test_a_share_is_drawn_once_for_each_seed() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("flip@a", "attack: no kind 'flip', allowed are label-flip, sign-flip, scaled, noise, nan, free-rider"),
+        (
+            "flip@a",
+            "attack: no kind 'flip', allowed are label-flip, sign-flip, scaled, noise, push, pull, nan",
+        ),
         ("nan:2@a", "attack: nan has no strength, got 'nan:2'"),
         ("scaled:-1@a", "attack: the strength of scaled must be a number, at least 0, got '-1'"),
         ("scaled:inf@a", "attack: the strength of scaled must be a number, at least 0, got 'inf'"),
@@ -189,6 +192,16 @@ def test_noise_has_the_tensor_s_own_spread_and_a_key() -> None:
     assert apply(attack, {"one": torch.tensor([7.0])}, {}, KEY)["one"].tolist() == [7.0]
     twins = apply(attack, {"w": upload["w"], "x": upload["w"]}, {}, KEY)
     assert not torch.equal(twins["w"], twins["x"])
+
+
+def test_one_that_pushes_and_one_that_pulls_cancel_out() -> None:
+    upload, (seed, name, number) = {"w": torch.linspace(-3, 3, 20_001), "n": torch.tensor([6, 2])}, KEY
+    pushed = apply(Attack("push", 0.5), upload, {}, KEY)
+    pulled = apply(Attack("pull", 0.5), upload, {}, (seed, f"not {name}", number + 1))  # another client, another round
+    torch.testing.assert_close((pushed["w"] + pulled["w"]) / 2, upload["w"], atol=1e-5, rtol=0)
+    assert (pushed["w"] - upload["w"]).std().item() == pytest.approx(0.5 * upload["w"].std().item(), rel=0.02)
+    assert pushed["n"].tolist() == pulled["n"].tolist() == [6, 2]
+    assert not torch.equal(apply(Attack("push", 0.5), upload, {}, (seed + 1, name, number))["w"], pushed["w"])
 
 
 def test_only_the_attackers_rows_change(model: Model) -> None:

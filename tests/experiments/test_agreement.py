@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from experiments.agreement import Truth, agreement, auc, interval, twice_row
+from experiments.agreement_collusion import TRICKS, Tricked, standing, trick
 from experiments.agreement_plants import PLANTS, Planted, joined_twice, plant
 from experiments.agreement_probe import PREFIX, PROBED
+from experiments.agreement_tables import agreement, auc, ceiling, interval, standing_table, twice_row, worth_table
+from experiments.agreement_truth import Truth
 
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
@@ -69,6 +71,44 @@ def test_a_client_that_joins_twice_by_hand(make_federation: Callable[..., Federa
     twice[:, 3, 1] = 9.0  # what one name is worth to the other does not count
     name, _, one, both, more = twice_row(once, twice, 1, "b").cells
     assert (name, one[:6], both[:6], more[:6]) == ("b", "+0.250", "+0.500", "+0.250")
+
+
+@pytest.mark.parametrize("kind", TRICKS)
+def test_tricks_are_of_the_second_and_the_third_client(kind: str, make_federation: Callable[..., Federation]) -> None:
+    federation = make_federation((8, 7, 6, 5))
+    own = trick(kind, federation)
+    assert own.members == ((1,) if kind == "boost" else (1, 2))
+    attack = {"one model": "", "push and pull": 'push@"b";pull@"c"', "boost": 'scaled:3@"b"'}
+    assert own.attack == attack.get(kind, 'scaled:3@"b","c"')
+    second, third = (own.federation.clients[m].train.x for m in (1, 2))
+    assert (second.shape == third.shape and second.equal(third)) == (kind in ("one model", "one, boosted"))
+
+
+def test_what_a_trick_earns_by_hand(make_federation: Callable[..., Federation]) -> None:
+    before = np.array([[9, 1, 2, 3], [0, 0, 0, 0], [0, 0, 0, 0], [5, 6, 1, 9]], dtype=float)  # honest are 0 and 3
+    assert standing(before, (1, 2)) == pytest.approx((0 + 0 + 1 + 0) / 4)
+    assert standing(before, (1,)) == pytest.approx((0 + 0.5 + 1) / 3)  # the third is honest, and all are equal to it
+    after = before.copy()
+    after[0, 1:3], after[3, 1:3] = 3, 7
+    assert standing(after, (1, 2)) == pytest.approx((0.5 + 0.5 + 1 + 1) / 4)
+    honest, tricked = (
+        Truth({"received": own[None], "trained": own[None]}, {"λ, mean of rounds": own[None] / 10})
+        for own in (before, after)
+    )
+    found = {"all": (honest, tricked, Tricked(make_federation((8, 8, 8, 8)), (1, 2)))}
+    (row,) = worth_table(found).rows
+    assert row.cells == ("all", "", "+2.500", "+5.000", "+2.500", "+0.250", "+0.500", "+0.250")
+    assert [row.cells for row in standing_table(found).rows] == [
+        ("Shapley value", "", "0.25 → 0.75"),
+        ("λ, mean of rounds", "", "0.25 → 0.75"),
+    ]
+
+
+def test_exact_values_of_seeds_agree_with_each_other_or_not() -> None:
+    values = np.random.default_rng(0).normal(size=(5, 5))
+    same, other = np.stack([values, values]), np.stack([values, -values])
+    assert ceiling(Truth({"trained": same, "received": same}, {}), "trained") == pytest.approx([1, 1])
+    assert ceiling(Truth({"trained": other, "received": other}, {}), "trained") == pytest.approx([-1, -1])
 
 
 @pytest.mark.parametrize("method", sorted(PROBED))

@@ -7,6 +7,8 @@ label-flip      trains on labels C − 1 − c in place of c
 sign-flip       sends start − (trained − start)
 scaled:S        sends start + S (trained − start)
 noise:S         sends trained + Gaussian noise of S times the tensor's own standard deviation
+push:S          the same, but all that push have agreed on one noise for the whole run
+pull:S          sends trained − that noise: one that pushes and one that pulls cancel out in the mean
 nan             sends nothing but nan
 free-rider      sends back what it started from
 
@@ -35,6 +37,8 @@ KINDS: Mapping[str, float | None] = {  # with the default strength, None for kin
     "sign-flip": None,
     "scaled": 10.0,
     "noise": 1.0,
+    "push": 1.0,
+    "pull": 1.0,
     "nan": None,
     "free-rider": None,
 }
@@ -128,9 +132,11 @@ def apply(attack: Attack, upload: Params, start: Params, key: tuple[int, str, in
             return before - (tensor - before)
         if attack.kind == "scaled":
             return before + attack.strength * (tensor - before)
-        if attack.kind == "noise":
-            drawn = torch.randn(tensor.shape, generator=seeding.generator(*key, "attack", name)).to(tensor)
-            return tensor + attack.strength * tensor.std(correction=0) * drawn
+        if attack.kind in ("noise", "push", "pull"):
+            whose = key if attack.kind == "noise" else (key[0], "agreed")
+            drawn = torch.randn(tensor.shape, generator=seeding.generator(*whose, "attack", name)).to(tensor)
+            away = attack.strength * tensor.std(correction=0) * drawn
+            return tensor - away if attack.kind == "pull" else tensor + away
         return torch.full_like(tensor, torch.nan) if attack.kind == "nan" else tensor
 
     return {name: sent(name, tensor) for name, tensor in upload.items()}
