@@ -19,7 +19,9 @@ from fedc2i import Federation, UserError
 from fedc2i.deploy import approval, sandbox
 from fedc2i.deploy.approval import CodeStore
 from fedc2i.deploy.audit import AuditLog
+from fedc2i.deploy.policy import SitePolicy
 from fedc2i.flower import compat
+from fedc2i.methods.base import method_names
 
 sandboxed = pytest.mark.skipif(bool(sandbox.missing()), reason=f"no {sandbox.missing()}")
 
@@ -137,6 +139,16 @@ def test_approved_code_reaches_neither_key_nor_log_nor_network(
     assert all("reached: [] of 18" in line for line in refusals), refusals
     assert {path: path.read_bytes() for path in before} == before
     assert "reached: [] of 18" in AuditLog(tmp_path / "north").entries()[-1]["outcome"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in method_names() if name not in ("pooled", "fedbn")])
+def test_every_method_runs_in_the_sandbox(
+    method: str, tmp_path: Path, make_federation: Callable[..., Federation]
+) -> None:
+    policy = SitePolicy(class_counts=True, prototypes=True)
+    found = GuardedSites(tmp_path, make_federation((12, 9, 7)), policy).run(method=method)
+    assert {report.round for report in found.rounds} == {1, 2}
 
 
 def repacked(bundle: bytes, **changes: str) -> bytes:
