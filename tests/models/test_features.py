@@ -168,3 +168,9 @@ def test_an_interrupted_run_resumes_to_the_same_bits(federation: Federation, tmp
     again = fedc2i.resume(tmp_path / "run", federation, model)
     assert isinstance(again, Result)
     assert all(torch.equal(own, again.outcomes[0].trained[name]) for name, own in whole.outcomes[0].trained.items())
+
+
+def test_samples_are_repeated_up_to_a_batch_of_one_size() -> None:
+    x = torch.arange(12, dtype=torch.uint8).reshape(3, 1, 2, 2)
+    assert features.filled(x, 3) is x
+    assert torch.equal(features.filled(x, 5), x[[0, 1, 2, 0, 0]])

@@ -85,13 +85,14 @@ def extract(module: nn.Module, x: Tensor, device: torch.device, report: Callable
     """Features ``(N, d)`` of samples ``(N, ...)``, float32 on the CPU."""
     size = AT_ONCE if device.type == "cpu" else AT_ONCE_ON_GPU
     precision = torch.float32 if device.type == "cpu" else torch.bfloat16
+    smallest = 0 if device.type == "cpu" else size  # a GPU plans its kernels for each size, which takes seconds
 
     def compute(piece: Tensor) -> Tensor:
         torch.set_num_threads(1)  # of this thread: one batch a core is faster than one batch over cores
         with torch.no_grad():
-            read = scale(piece.to(device, non_blocking=True), precision)
+            read = scale(filled(piece.to(device, non_blocking=True), smallest), precision)
             found: Tensor = module(read.contiguous(memory_format=torch.channels_last) if read.ndim == 4 else read)
-            return found
+            return found[: len(piece)]
 
     pieces, done, made = torch.split(x, size) if len(x) else (), 0, []
     for features in _over_cores(compute, pieces) if device.type == "cpu" else map(compute, pieces):
@@ -99,6 +100,11 @@ def extract(module: nn.Module, x: Tensor, device: torch.device, report: Callable
         done += len(features)
         report(done)
     return torch.cat(made).float().cpu() if made else torch.zeros(0, 1)
+
+
+def filled(x: Tensor, least: int) -> Tensor:
+    """The samples, the first of them repeated at the end until there are ``least``."""
+    return torch.cat([x, x[:1].expand(least - len(x), *x.shape[1:])]) if len(x) < least else x
 
 
 def _over_cores(compute: Callable[[Tensor], Tensor], pieces: tuple[Tensor, ...]) -> Iterator[Tensor]:
