@@ -7,11 +7,16 @@ folder say how methods cope with such a shift, and nothing about PACS itself.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from PIL import Image, ImageChops, ImageFilter, ImageOps
+
+from fedc2i.core.settings import cores
 
 SIDE = 224
 QUALITY = 92
@@ -57,15 +62,19 @@ def make(originals: Path, target: Path) -> Path:
     """Writes ``target/<style>/<class>/*.jpg`` from ``originals/<domain>/<class>/*``; returns ``target``."""
     if (target / "done").is_file():
         return target / "images"
-    names = list(STYLES)
-    for file in sorted(originals.glob("*/*/*.jpg")):
-        domain, label = file.parts[-3], file.parts[-2]
-        digest = hashlib.sha256(f"{domain}/{label}/{file.name}".encode()).digest()
-        style = names[digest[0] % len(names)]
-        with Image.open(file) as image:
-            drawn = STYLES[style](image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR))
-        place = target / "images" / style / label / f"{domain}-{file.stem}.jpg"
-        place.parent.mkdir(parents=True, exist_ok=True)
-        drawn.save(place, quality=QUALITY)
+    with ProcessPoolExecutor(cores(), get_context("spawn")) as pool:
+        list(pool.map(functools.partial(_draw, target), sorted(originals.glob("*/*/*.jpg")), chunksize=16))
     (target / "done").touch()
     return target / "images"
+
+
+def _draw(target: Path, file: Path) -> None:
+    """One image, in the style that its name decides."""
+    domain, label = file.parts[-3], file.parts[-2]
+    digest = hashlib.sha256(f"{domain}/{label}/{file.name}".encode()).digest()
+    style = list(STYLES)[digest[0] % len(STYLES)]
+    with Image.open(file) as image:
+        drawn = STYLES[style](image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    place = target / "images" / style / label / f"{domain}-{file.stem}.jpg"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    drawn.save(place, quality=QUALITY)
