@@ -251,6 +251,9 @@ def test_command(tmp_path: Path, make_federation: Callable[..., Federation], mon
     assert len(shapley) == 12 * 6 * 2
     assert {"giver", "receiver", "value", "low", "high", "p", "verdict"} <= shapley[0].keys()
     assert {own["weight"] for own in found["agreement"]} >= {"λ last round", "λ mean of rounds"}
+    values = [row["value"] for row in found["rows"] if row["value"] is not None]
+    assert 0 in values
+    assert all(value == 0 or abs(value) > 1e-9 for value in values)  # sums of equal scores leave no rounding errors
     assert (tmp_path / "runs" / "contribution-fedc2i-data" / "contribution.csv").is_file()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedc2i.analysis.contribution.records import GAIN, Contribution, Row, Score
+from fedc2i.analysis.contribution.records import GAIN, Agreement, Contribution, Row, Score
 from fedc2i.engine.records import POINTS
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedrep import FedRep
@@ -45,6 +45,18 @@ def contribution() -> Contribution:
     sizes = dict.fromkeys(NAMES, 50)
     many = (("0", "1", "2"), (0, 1), 5, "accuracy", "trained", True, 5, 0, 0, sizes)
     return Contribution("FedC²I", "fedc2i", "toy", NAMES, *many, **ends)
+
+
+def test_a_receiver_that_nothing_changes_has_no_interval() -> None:
+    own = contribution()
+    nothing = {"value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
+    own = replace(own, rows=tuple(replace(row, **nothing) if row.receiver == "west" else row for row in own.rows))
+    assert sentences(own)[2] == (
+        "west: taking part changes its accuracy in no seed (50 test samples), so the effect is not told from zero."
+    )
+    view = contribution_view(own)
+    assert [bar.text for bar in view.bars] == ["+3.00 (+1.00 to +5.00)", "-0.50 (-2.50 to +1.50)", "+0.00 (no change)"]
+    assert [cell and cell.ends for cell in view.rows[2]] == ["no change", "no change", None]
 
 
 def test_sentences_say_what_is_certain_and_what_is_not() -> None:
@@ -166,3 +178,21 @@ def test_heat_maps_of_all_rounds_have_one_scale() -> None:
         blank_federation(NAMES), {0: [[60.0] * 3]}, influence={"influence_vector": {0: np.full((1, 3, 3), 1 / 3)}}
     )
     assert plot_influence(flat).images[0].get_clim()[1] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_the_picture_says_which_number_it_draws_and_how_far_it_is_checked(measured: bool, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    federation = blank_federation(NAMES)
+    weights = {0: np.full((1, 3, 3), 1 / 3)}
+    result = made_up(federation, {0: [[60, 60, 60]]}, influence={"influence_vector": weights})
+    if measured:
+        found = Agreement("λ mean of rounds", "accuracy", "trained", 0.5, 0.2, 0.75)
+        replace(contribution(), agreement=(found,)).write(tmp_path)
+    text = page.make([replace(result, federation=federation)], folders=[tmp_path])
+    drawn = text[text.index('<section id="graph">') : text.index('<section id="client">')]
+    assert "The arrows draw λ, a weight in a mixture of models" in drawn
+    assert (
+        "ranks givers with ρ +0.50 to measured contributions (p 0.20, which chance alone may give)" in drawn
+    ) == measured
+    assert ("not checked on these runs" in drawn) == (not measured)

@@ -56,7 +56,7 @@ class Reader(html.parser.HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if not self._silent:
-            self.text += data
+            self.text += data.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def read(result: Any, **options: Any) -> Reader:

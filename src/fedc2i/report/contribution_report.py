@@ -16,6 +16,7 @@ from fedc2i.report.table import WHEN, counted, metric_words
 MEASURE_WORDS = {"shapley": "Shapley value", "leave-one-out": "leave-one-out", "pairwise": "pairwise"}
 UNPROVEN = "not told from zero"
 MOST_SHOWN = 12  # clients in a table of the terminal
+UNCHANGED = "no change"  # in any seed or resample: the interval is a point
 _STYLE = {"helps": "green", "costs": "red"}
 
 
@@ -47,19 +48,33 @@ def member_sentence(own: Contribution, name: str) -> str:
     if math.isnan(row.value):
         return f"{name}: its test samples do not define {words.name}."
     verb = {"helps": "gains", "costs": "loses"}.get(row.verdict)
-    if verb is None:
+    if is_unchanged(row):
+        samples = counted(own.samples[name], "test sample")
+        text = f"{name}: taking part changes its {words.name} in no seed ({samples}), so the effect is {UNPROVEN}"
+    elif verb is None:
         text = f"{name}: a difference of {_value(row, own)} from taking part is {UNPROVEN} {_ends(row, own)}"
     else:
         text = f"{name} {verb} {_value(row, own, signed=False)} from taking part {_ends(row, own)}"
     first = first_helper(own, name)
     if first is not None and first.value > 0:
         sure = "" if first.verdict == "helps" else f", {UNPROVEN}"
-        text += f"; most comes from {first.giver} ({_value(first, own)}{sure})"
+        most = f"most comes from {first.giver}" if verb == "gains" else f"the largest part is from {first.giver}"
+        text += f"; {most} ({_value(first, own)}{sure})"
     costs = [pair for pair in givers_of(own, name) if pair.verdict == "costs"]
     if costs:
         listed = ", ".join(f"{pair.giver} ({_value(pair, own)})" for pair in costs)
         text += f"; {listed} cost{'s' * (len(costs) == 1)} it"
     return text + "."
+
+
+def is_unchanged(row: Row) -> bool:
+    """Whether no seed and no resample of the test samples has any difference."""
+    return row.low == row.high == 0
+
+
+def interval_text(row: Row, digits: int, between: str) -> str:
+    """Both ends of the interval."""
+    return UNCHANGED if is_unchanged(row) else f"{row.low:+.{digits}f}{between}{row.high:+.{digits}f}"
 
 
 def gain_of(own: Contribution, name: str) -> Row:
@@ -100,8 +115,8 @@ def agreement_sentence(own: Contribution) -> str:
         return "λ ranks too few clients to compare with these values."
     chance = "more than by chance" if found.p <= 0.05 else "which chance alone may give"
     return (
-        f"On these data λ (mean of rounds) ranks givers with ρ {found.rho:+.2f} to these values (p {found.p:.2f}, "
-        f"{chance}), and is on the right side of an equal share in {100 * found.sign:.0f} % of pairs."
+        f"On these data λ (mean of rounds) ranks givers with ρ {found.rho:+.2f} to measured contributions "
+        f"(p {found.p:.2f}, {chance}), and is on the right side of an equal share in {100 * found.sign:.0f} % of pairs."
     )
 
 
@@ -132,6 +147,7 @@ def print_contribution(console: Console, own: Contribution) -> None:
     if len(own.clients) <= MOST_SHOWN:
         console.print(_pair_table(own))
     _print(console, "Intervals: 95 %, of each number alone; verdicts are corrected for all pairs (Holm).")
+    _print(console, f"*: an effect beyond chance; (?) or none: {UNPROVEN}.")
     for line in (agreement_sentence(own), *own.notes):
         _print(console, line)
 
@@ -139,15 +155,15 @@ def print_contribution(console: Console, own: Contribution) -> None:
 def _gain_table(own: Contribution) -> RichTable:
     words = metric_words(own.metric)
     table = RichTable(box=box.SIMPLE_HEAD, title=f"Alone and together, {words.title}", title_justify="left")
-    for title in ("client", "alone", "together", "difference", "95 % interval", "", "first giver"):
+    for title in ("client", "alone", "together", "difference", "95 % interval", "verdict", "first giver"):
         right = title in ("alone", "together", "difference", "95 % interval")
         table.add_column(title, justify="right" if right else "left")
     for name in own.clients:
         score, row, first = own.score(name), gain_of(own, name), first_helper(own, name)
         numbers = [f"{value:.{words.digits}f}" for value in (score.alone, score.together)]
-        ends = f"{row.low:+.{words.digits}f} .. {row.high:+.{words.digits}f}"
+        ends = interval_text(row, words.digits, " .. ")
         giver = "" if first is None or first.value <= 0 else f"{first.giver} {_value(first, own)}"
-        sure = "" if first is None or first.verdict != UNPROVEN or not giver else f" ({UNPROVEN})"
+        sure = "" if first is None or first.verdict != UNPROVEN or not giver else " (?)"
         cells = (name, *numbers, f"{row.value:+.{words.digits}f}", ends, _said(row), giver + sure)
         style = _STYLE.get(row.verdict, "dim")
         table.add_row(*(Text(one_line(cell).replace("nan", "–")) for cell in cells), style=style)
@@ -175,7 +191,7 @@ def _cell(row: Row | None, digits: int) -> Text:
     if row is None or math.isnan(row.value):
         return Text("–" if row is not None else "")
     mark = "" if row.verdict == UNPROVEN else " *"
-    text = f"{row.value:+.{digits}f}{mark}\n{row.low:+.{digits}f} .. {row.high:+.{digits}f}"
+    text = f"{row.value:+.{digits}f}{mark}\n{interval_text(row, digits, ' .. ')}"
     return Text(text, _STYLE.get(row.verdict, "dim"))
 
 

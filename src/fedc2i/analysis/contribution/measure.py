@@ -24,6 +24,7 @@ MOST_RUNS = 400  # coalitions, where not all are run
 FEWEST_RINGS, MOST_RINGS = 3, 50
 OF_CLASS = ("accuracy", "loss")  # scores of the samples of one class
 FEW_SEEDS = 5  # below, a line says that intervals are wide
+ROUNDING = 1e-9  # a value below is 0 but for the rounding of a sum
 MOST_OF_CLASS = 4000  # pairs and classes, in a file that a person still reads
 
 
@@ -261,8 +262,11 @@ def _classes(found: Values, orders: _Orders) -> list[Row]:
 
 def _rows(where: Sequence[tuple[str, str, str, str, Point, str]], estimates: Sequence[Estimate]) -> list[Row]:
     """With p-values corrected for all of them."""
-    corrected = holm([own.p for own in estimates])
-    return [Row(*place, own.value, *own.ends, p) for place, own, p in zip(where, estimates, corrected, strict=True)]
+    corrected, rows = holm([own.p for own in estimates]), []
+    for place, own, p in zip(where, estimates, corrected, strict=True):
+        value, low, high = (0.0 if abs(number) < ROUNDING else number for number in (own.value, *own.ends))
+        rows.append(Row(*place, value, low, high, p))
+    return rows
 
 
 # What the method itself says.

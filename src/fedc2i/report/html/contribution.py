@@ -16,6 +16,7 @@ from fedc2i.report.contribution_report import (
     best_measure,
     headline,
     how,
+    interval_text,
     sentences,
 )
 from fedc2i.report.table import metric_words
@@ -108,7 +109,7 @@ def _bars(own: Contribution) -> tuple[tuple[GainBar, ...], float]:
             bars.append(GainBar(row.receiver, "–", at(0.0), 0.0, at(0.0), at(0.0), "unproven"))
             continue
         ends = sorted((at(0.0), at(row.value)))
-        text = f"{row.value:+.{words.digits}f} ({row.low:+.{words.digits}f} to {row.high:+.{words.digits}f})"
+        text = f"{row.value:+.{words.digits}f} ({interval_text(row, words.digits, ' to ')})"
         kind = {"helps": "plus", "costs": "minus"}.get(row.verdict, "unproven")
         bars.append(GainBar(row.receiver, text, ends[0], ends[1] - ends[0], at(row.low), at(row.high), kind))
     return tuple(bars), at(0.0)
@@ -126,7 +127,7 @@ def _cell(row: Row | None, top: float, digits: int) -> HeatCell | None:
         return None
     told = row.verdict != UNPROVEN
     shade = round(row.value / top * (1.0 if told else PALE), 3)
-    return HeatCell(f"{row.value:+.{digits}f}", f"{row.low:+.{digits}f} to {row.high:+.{digits}f}", shade, told)
+    return HeatCell(f"{row.value:+.{digits}f}", interval_text(row, digits, " to "), shade, told)
 
 
 def _classes(own: Contribution) -> tuple[str, ...]:

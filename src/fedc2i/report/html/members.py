@@ -14,7 +14,7 @@ from fedc2i.analysis.paired_bootstrap import interval, resampled_averages
 from fedc2i.analysis.weights import finite_mean
 from fedc2i.engine.records import Point
 from fedc2i.report.comparison import has_samples
-from fedc2i.report.contribution_report import UNPROVEN, first_helper, gain_of
+from fedc2i.report.contribution_report import UNPROVEN, first_helper, gain_of, interval_text
 from fedc2i.report.html.influence_text import client_influences
 from fedc2i.report.html.side_by_side import common_seeds, restricted
 from fedc2i.report.table import WHEN, counted, decimals, metric_words
@@ -93,7 +93,7 @@ def _of_contribution(result: Result, own: Contribution) -> Members:
         if first is not None and first.value > 0:
             value = f"adds {first.value:+.{words.digits}f}"
             proof = f"{value}, {UNPROVEN}" if first.verdict == UNPROVEN else f"helps: {value}, p {first.p:.2g}"
-        ends = f"{gain.low:+.{words.digits}f} to {gain.high:+.{words.digits}f}"
+        ends = interval_text(gain, words.digits, " to ")
         told = gain.verdict != UNPROVEN
         rows.append(_member(name, score.alone, score.together, gain.value, ends, helper, proof, own.metric, told))
     title = f"{result.label}: each client alone and together, {words.title} {WHEN[own.point]}"

@@ -32,7 +32,7 @@ function drawPanel() {
     const matrix = matrixNow();
     if (matrix && measured.length && matrix.round === roundNumber()) {
       const other = classesWithAnotherHelper(own, matrix.rows);
-      parts.push(make("h3", {}, "Classes with another helper"));
+      parts.push(make("h3", {}, "Classes with another first weight"));
       parts.push(other.length
         ? make("ul", { class: "plain", id: "other-helpers" }, ...other.slice(0, 6).map((one) => make("li", {}, `${DATA.classes[one.label]} ← ${CLIENTS[one.helper]} (${shareText(one.share)})`)))
         : make("p", { class: "caption", id: "other-helpers" }, "none stands out"));
