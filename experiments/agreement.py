@@ -3,8 +3,8 @@
 The truth is what `fedc2i contribution` computes: the Shapley value of every giver for every receiver, over all
 coalitions, in log-loss on the receiver's test samples, averaged over seeds. Each cheap measure comes from one run of
 all clients, of each seed. For every seed, ρ is the mean over receivers of Spearman's rank correlation over givers; the
-interval is Student's t over seeds. Sign: the share of pairs in which the measure and the value have the same sign; λ
-counts from its equal share.
+interval is Student's t over seeds, and over data sets for the distance from λ. Sign: the share of pairs in which the
+measure and the value have the same sign; λ counts from its equal share.
 
 A planted client should be ranked last by every honest receiver (a duplicate: nearest to its original). AUC is the share
 of honest givers (pairs) that a measure ranks above it; 1 is perfect, 0.5 is chance.

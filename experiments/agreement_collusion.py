@@ -4,8 +4,8 @@ boost           one client sends start + 3 (trained − start), which raises fir
 two boost       two do
 one model       the second trains on the first's samples only, and so sends its model under another name
 one, boosted    the same, and both boost it
-push and pull   the first sends its model plus a noise, the second minus it: nothing happens to the mean of all, but a
-                mean without one of them is spoilt by the other, which is what leaving a model out measures
+push and pull   the first sends its model plus a strong noise, the second minus it: the mean of all stays as it is, but
+                a mean without one of them is spoilt by the other, which is what leaving a model out measures
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.runs.results import Array
 
 TRICKS = ("boost", "two boost", "one model", "one, boosted", "push and pull")
-BOOST = 3
+BOOST, PUSH = 3, 5
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def trick(kind: str, federation: Federation) -> Tricked:
     members: tuple[int, ...] = (CHANGED,) if kind == "boost" else (CHANGED, CHANGED + 1)
     names = [f'"{federation.names[m]}"' for m in members]
     if kind == "push and pull":
-        return Tricked(federation, members, f"push@{names[0]};pull@{names[1]}")
+        return Tricked(federation, members, f"push:{PUSH}@{names[0]};pull:{PUSH}@{names[1]}")
     attack = "" if kind == "one model" else f"scaled:{BOOST}@{','.join(names)}"
     if kind in ("one model", "one, boosted"):
         clients = list(federation.clients)

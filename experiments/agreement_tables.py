@@ -34,7 +34,7 @@ def twice_row(once: Array, twice: Array, which: int, name: str) -> Row:
     others = [m for m in range(once.shape[1]) if m != which]
     one = once[:, others, which].mean(1)
     both = (twice[:, others, which] + twice[:, others, -1]).mean(1)
-    return Row((name, "", *(interval(own, 3) for own in (one, both, both - one))))
+    return Row((name, "", *(interval(own, 3, -math.inf, math.inf) for own in (one, both, both - one))))
 
 
 def agreement(truth: Truth, name: str, point: Point) -> tuple[list[float], float, float]:
@@ -72,8 +72,8 @@ def auc(table: Array, planted: Planted) -> float:
     return float(np.mean(shares)) if shares else math.nan
 
 
-def interval(values: Sequence[float], digits: int = 2) -> str:
-    """The mean over seeds with its 95 % interval."""
+def interval(values: Sequence[float], digits: int = 2, least: float = -1.0, most: float = 1.0) -> str:
+    """The mean over seeds with its 95 % interval, within what is possible."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return "–"
@@ -81,26 +81,28 @@ def interval(values: Sequence[float], digits: int = 2) -> str:
     if len(known) < 2:
         return f"{mean:+.{digits}f}"
     reach = float(stats.t.ppf(0.975, len(known) - 1) * np.std(known, ddof=1) / math.sqrt(len(known)))
-    low, high = max(-1.0, mean - reach), min(1.0, mean + reach)
+    low, high = max(least, mean - reach), min(most, mean + reach)
     return f"{mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
 
 
 def agreement_table(found: Mapping[str, Truth], point: Point) -> Table:
-    """One row a measure, one column a data set: ρ with its interval, p, and signs."""
+    """One row a measure, one column a data set: ρ with its interval, p, and signs; and how far it is ahead of λ."""
     table = Table(
         f"ρ with exact Shapley values in log-loss {SHORT[point]} local training, with p, and the share of equal signs",
-        ("Measure", "", *found, "mean ρ"),
+        ("Measure", "", *found, "mean ρ", "minus that of λ"),
     )
     limits = [ceiling(truth, point) if len(truth.values[point]) > 1 else [math.nan] for truth in found.values()]
     mean = np.mean([np.nanmean(own) for own in limits])
-    table.rows.append(Row((f"{EXACT} of one seed, with other seeds", "", *map(interval, limits), f"{mean:+.2f}")))
+    table.rows.append(Row((f"{EXACT} of one seed, with other seeds", "", *map(interval, limits), f"{mean:+.2f}", "")))
+    usual = np.array([np.nanmean(agreement(truth, LAMBDA, point)[0]) for truth in found.values()])
     for name in next(iter(found.values())).measures:
         cells, means = [], []
         for truth in found.values():
             rho, p, sign = agreement(truth, name, point)
             cells.append(f"{interval(rho)}; p {p:.2f}; {100 * sign:.0f} %")
             means.append(float(np.nanmean(rho)))
-        table.rows.append(Row((name, "", *cells, f"{np.mean(means):+.2f}")))
+        ahead = "" if name == LAMBDA else interval((np.array(means) - usual).tolist(), 2, -2.0, 2.0)
+        table.rows.append(Row((name, "", *cells, f"{np.mean(means):+.2f}", ahead)))
     return table
 
 
@@ -114,7 +116,7 @@ def plant_table(found: Mapping[str, tuple[Truth, Planted]]) -> Table:
             for truth, planted in found.values()
         ]
         mean = float(np.nanmean([np.nanmean(own) for own in rows]))
-        table.rows.append(Row((name, "", *(interval(own) for own in rows), f"{mean:.2f}")))
+        table.rows.append(Row((name, "", *(interval(own, 2, 0.0) for own in rows), f"{mean:.2f}")))
     return table
 
 
@@ -133,7 +135,7 @@ def worth_table(found: Mapping[str, tuple[Truth, Truth, Tricked]]) -> Table:
             before, after = (
                 np.array([at_honest(seed, own.members) for seed in _of(truth, name)]) for truth in (honest, tricked)
             )
-            cells += [interval(values.tolist(), 3) for values in (before, after, after - before)]
+            cells += [interval(values.tolist(), 3, -math.inf, math.inf) for values in (before, after, after - before)]
         table.rows.append(Row((title, "", *cells)))
     return table
 

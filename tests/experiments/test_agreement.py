@@ -10,7 +10,16 @@ import pytest
 from experiments.agreement_collusion import TRICKS, Tricked, standing, trick
 from experiments.agreement_plants import PLANTS, Planted, joined_twice, plant
 from experiments.agreement_probe import PREFIX, PROBED
-from experiments.agreement_tables import agreement, auc, ceiling, interval, standing_table, twice_row, worth_table
+from experiments.agreement_tables import (
+    agreement,
+    agreement_table,
+    auc,
+    ceiling,
+    interval,
+    standing_table,
+    twice_row,
+    worth_table,
+)
 from experiments.agreement_truth import Truth
 
 from fedc2i.data.federation import Federation
@@ -48,6 +57,17 @@ def test_plants_change_one_client(kind: str, make_federation: Callable[..., Fede
         assert own.federation.clients[1].train.x.equal(federation.clients[0].train.x) == (kind == "duplicate")
 
 
+def test_a_measure_is_compared_with_lambda_over_data_sets() -> None:
+    one, other = np.random.default_rng(0).normal(size=(2, 2, 5, 5))
+    found = {
+        name: Truth({"trained": own, "received": own}, {"λ, mean of rounds": -own, "right": own * 2})
+        for name, own in (("a", one[:1].repeat(2, 0)), ("b", other[:1].repeat(2, 0)))
+    }
+    cells = {row.cells[0]: row.cells[-2:] for row in agreement_table(found, "trained").rows}
+    assert cells["λ, mean of rounds"] == ("-1.00", "")
+    assert cells["right"] == ("+1.00", "+2.00 (+2.00 to +2.00)")
+
+
 def test_agreement_of_a_perfect_measure() -> None:
     values = np.random.default_rng(0).normal(size=(2, 5, 5))
     truth = Truth({"received": values, "trained": values}, {"same": np.stack([values.mean(0)] * 2)})
@@ -78,7 +98,7 @@ def test_tricks_are_of_the_second_and_the_third_client(kind: str, make_federatio
     federation = make_federation((8, 7, 6, 5))
     own = trick(kind, federation)
     assert own.members == ((1,) if kind == "boost" else (1, 2))
-    attack = {"one model": "", "push and pull": 'push@"b";pull@"c"', "boost": 'scaled:3@"b"'}
+    attack = {"one model": "", "push and pull": 'push:5@"b";pull:5@"c"', "boost": 'scaled:3@"b"'}
     assert own.attack == attack.get(kind, 'scaled:3@"b","c"')
     second, third = (own.federation.clients[m].train.x for m in (1, 2))
     assert (second.shape == third.shape and second.equal(third)) == (kind in ("one model", "one, boosted"))
