@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedc2i.data.federation import Client, Federation, Split
+from fedc2i.engine.executors import choice
 from fedc2i.methods.base import Method, import_modules
 from fedc2i.models.model import Model, split
 from fedc2i.report import figures
@@ -105,6 +106,14 @@ def _without_figures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "draw_run", lambda result, folder: None)
         patch.setattr(figures, "draw_comparison", lambda results, folder: (folder / "comparison.png").write_bytes(b""))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_core() -> Iterator[None]:
+    """Runs start no worker processes unless they ask for them: each takes longer to start than most tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "cores", lambda: 1)
         yield
 
 

@@ -153,7 +153,7 @@ def test_what_cannot_be_imported_travels_by_value(federation: Federation, tmp_pa
                 return split(lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, classes)), head="1")
         """)
     )
-    settings = {"model": f"{file}:net", "rounds": 2}
+    settings = {"model": f"{file}:net", "rounds": 2, "workers": 2}
     one, two = (fedc2i.run(f"{file}:Mine", federation, executor=how, **settings) for how in ("workers", "looped"))
     assert (one.accuracy("trained") == two.accuracy("trained")).all()
 
@@ -175,43 +175,30 @@ def test_an_error_in_a_worker_is_raised_here_with_its_story(model: Model, federa
     assert pool.running(1) is None
 
 
-class OddError(Exception):
-    """Can be written by pickle, but not read."""
-
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__("odd")
-
-
-class Unreadable(FedAvg):
-    def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
-        raise OddError(1, 2)
-
-
-def test_an_error_that_cannot_travel_is_told(model: Model, federation: Federation) -> None:
-    with pytest.raises(RuntimeError, match="OddError: odd"):
-        run_alone(Unreadable(), model, federation)
-
-
 class Suicide(FedAvg):
     def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
         os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(params, batch, site)
 
 
-def test_a_killed_worker_ends_the_run_with_a_line_and_the_next_run_works(model: Model, federation: Federation) -> None:
-    with pytest.raises(UserError, match="a worker process ended unexpectedly \\(signal 9\\); if memory ran out"):
-        run_alone(Suicide(), model, federation)
-    assert_same_run(run_alone(FedAvg(), model, federation), run("looped", FedAvg(), model, federation))
+def test_after_a_killed_worker_and_an_interrupt_the_next_run_works(model: Model, federation: Federation) -> None:
+    """And no descriptor stays open of the pools that are gone."""
 
+    def assert_works() -> int:
+        assert_same_run(run_alone(FedAvg(), model, federation), run("looped", FedAvg(), model, federation))
+        return len(list(Path("/proc/self/fd").iterdir()))
 
-def test_an_interrupted_run_leaves_no_worker_behind(model: Model, federation: Federation) -> None:
     def interrupt(_: Round) -> None:
         raise KeyboardInterrupt
 
+    descriptors = assert_works()
+    with pytest.raises(UserError, match="a worker process ended unexpectedly \\(signal 9\\); if memory ran out"):
+        run_alone(Suicide(), model, federation)
+    assert assert_works() == descriptors
     settings = EngineSettings(rounds=5, **vars(TRAINING), executor="workers", workers=1)
     with pytest.raises(KeyboardInterrupt):
         simulate(FedAvg(), model, federation, settings, [0], on_round=interrupt)
-    assert_same_run(run_alone(FedAvg(), model, federation), run("looped", FedAvg(), model, federation))
+    assert_works()
 
 
 @pytest.mark.parametrize(("how", "workers"), [("auto", 2), ("workers", 1)])
@@ -239,16 +226,6 @@ def test_a_run_within_a_run_and_runs_in_threads_keep_apart(
         expected, _ = run("looped", method, model, federation, seeds=(seed,))
         assert_same_model(found[name][seed].trained, expected[seed].trained, rtol=0, atol=0)
     assert len(pool._pools) == 1
-
-
-def test_pools_that_come_and_go_leave_no_descriptor(model: Model, federation: Federation) -> None:
-    def used(workers: int) -> int:
-        simulate(FedAvg(), model, federation, EngineSettings(rounds=1, executor="workers", workers=workers), [0])
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    first = used(1)
-    used(2)
-    assert used(1) == first
 
 
 def test_a_class_that_a_worker_cannot_import(
