@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import sys
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ def local_import(file: Path) -> str | None:
     return None
 
 
-def _installed() -> set[str]:
-    return {"fedc2i", *sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
+@functools.cache
+def _installed() -> frozenset[str]:
+    return frozenset({"fedc2i", *sys.stdlib_module_names, *importlib.metadata.packages_distributions()})
 
 
 def _imports(file: Path) -> Iterator[str]:
