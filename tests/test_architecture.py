@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -40,6 +41,7 @@ OPTIONAL = {
 }
 
 
+@functools.cache
 def imported(file: Path) -> set[str]:
     """Every name that a file imports, wherever in it."""
     found: set[str] = set()

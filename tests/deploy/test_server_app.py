@@ -174,7 +174,7 @@ def test_a_run_over_site_folders_with_keys(tmp_path: Path, federation: Federatio
     assert kept == ["received.safetensors", *(f"round{n:06d}.safetensors" for n in (1, 2, 3)), "trained.safetensors"]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedproto", "fedc2i:gamma=ramp(4),influence=first-order"])
+@pytest.mark.parametrize("method", ["fedproto", "fedc2i:gamma=ramp(4),influence=first-order"])
 def test_methods_and_options_give_the_same_numbers(method: str, tmp_path: Path, federation: Federation) -> None:
     got, want = go(grid_of(federation), job(tmp_path, method)), in_process(federation, method)
     assert_same(got, want)
@@ -236,7 +236,7 @@ def test_after_a_crash_the_same_command_resumes_to_the_same_end(
     want = go(grid_of(federation), job(tmp_path / "whole", method, settings=more))
     grid, said = grid_of(federation), list[str]()
     wanted = job(tmp_path / "broken", method, settings=more)
-    for number in (2, 5, 6, 4, 11):
+    for number in (2, 5, 11):
         crash(grid, wanted, number, said)
         assert (wanted.is_unfinished, wanted.is_finished) == (True, False)
     got = go(grid, wanted, said)

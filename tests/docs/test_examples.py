@@ -117,6 +117,7 @@ def outputs(notebook: Any, word: str) -> list[Any]:
     return list(cell.outputs)
 
 
+@pytest.mark.slow
 def test_notebook_shows_tables_and_plots(notebook: Any) -> None:
     (table,) = outputs(notebook, "fedc2i.compare")
     assert "<table" in table["data"]["text/html"]
@@ -126,6 +127,7 @@ def test_notebook_shows_tables_and_plots(notebook: Any) -> None:
     assert outputs(notebook, "nanargmax")[0]["text"].count(" weighs most (") == 5
 
 
+@pytest.mark.slow
 def test_notebook_says_nothing_on_stderr(notebook: Any) -> None:
     streams = [
         output for cell in notebook.cells for output in cell.get("outputs", ()) if output["output_type"] == "stream"

@@ -47,7 +47,7 @@ def net() -> Model:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("fedavg", {}), ("fedavg", {"average": True}), ("fedprox", {}), ("fedrep", {}), ("fedc2i", {}), ("ditto", {})],
+    [("fedavg", {"average": True}), ("fedrep", {}), ("fedc2i", {}), ("ditto", {})],
     ids=str,
 )
 def test_the_bits_of_the_plain_loop(

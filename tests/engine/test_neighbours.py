@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,6 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import Server
 from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor, Personalised, Trained
-from fedc2i.engine.executors.workers import pool
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
@@ -33,19 +32,13 @@ from fedc2i.models.model import Model
 from fedc2i.runs.settings import read_toml
 from oracles import assert_same_model
 from support.helpers import QUICK, call, write_arrays
-from support.method_checks import OF_THEIR_OWN, each_kind, in_double
+from support.method_checks import OF_THEIR_OWN, SENDS, each_kind, in_double
 from support.simulation import Run, assert_close_run, assert_same_run, simulated
 
 TRAINING = TrainingSettings(epochs=1, batch_size=5, lr=0.01)
 SIZES = (12, 20, 7, 9, 15)
 RING = [(0, 1, 4), (0, 1, 2), (1, 2, 3), (2, 3, 4), (0, 3, 4)]
 EVERY_METHOD = [name for name in OF_THEIR_OWN if name != "pooled"]  # which needs everyone's data
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_workers_left() -> Iterator[None]:
-    yield
-    pool.stop()
 
 
 @pytest.fixture
@@ -226,7 +219,7 @@ def test_other_data_reaches_no_further_than_its_neighbours(
 
 
 @pytest.mark.parametrize("poison", ["huge", "nan"])
-@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD, SENDS))
 def test_a_broken_upload_reaches_no_further_than_its_neighbours(
     name: str, poison: str, normed: Model, make_federation: Callable[..., Federation], tap: Callable[[], Tap]
 ) -> None:
@@ -249,7 +242,7 @@ def test_a_broken_upload_reaches_no_further_than_its_neighbours(
         assert report.refused == (("c",) if poison == "nan" else ())
 
 
-@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD, SENDS))
 def test_nothing_gets_through_when_clients_are_stacked(
     name: str, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:
@@ -270,7 +263,7 @@ def test_not_even_first_models_of_others_are_seen() -> None:
     assert server.state["w"].item() == 1.5
 
 
-@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD, SENDS))
 def test_two_groups_are_two_federations(
     name: str, normed: Model, make_federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
@@ -297,7 +290,7 @@ def test_two_groups_are_two_federations(
 
 
 @pytest.mark.parametrize("participation", ["100%", pytest.param("40%", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD, SENDS))
 def test_all_neighbours_are_no_topology(
     name: str, participation: str, normed: Model, make_federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
@@ -318,7 +311,7 @@ def test_full_is_one_turn_a_seed(
 @pytest.mark.parametrize(
     ("topology", "participation"), [("ring", "100%"), pytest.param("random:2", "40%", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD, SENDS))
 def test_stacked_as_one_after_the_other(
     name: str, topology: str, participation: str, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:
@@ -331,12 +324,12 @@ def test_stacked_as_one_after_the_other(
 
 
 @pytest.mark.parametrize("participation", ["100%", pytest.param("40%", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["fedavg", "fedc2i", "fedpac", "fedcalm", "fedala"])
+@pytest.mark.parametrize("name", each_kind(["fedavg", "fedc2i", "fedpac", "fedcalm", "fedala"]))
 def test_workers_have_the_bits_of_one_process(
     name: str, participation: str, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:
     federation, method = make_federation(SIZES, validation=3), Method.registry[name]()
-    settings: dict[str, Any] = {"seeds": (0, 5), "clients_per_round": participation, "workers": 2}
+    settings: dict[str, Any] = {"seeds": (0, 5), "clients_per_round": participation}
     workers, looped = (
         run(method, normed, federation, "random:2", executor=how, **settings) for how in ("workers", "looped")
     )

@@ -98,8 +98,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["fedavg", "fedc2i", "ditto"])
+@pytest.mark.parametrize(
+    ("name", "case"), [*(("fedavg", case) for case in CASES), ("fedc2i", "evaluated"), ("ditto", "seldom")]
+)
 def test_a_run_has_the_same_bits(
     name: str, case: str, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
 ) -> None:

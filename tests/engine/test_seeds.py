@@ -26,14 +26,14 @@ from support.method_checks import in_double
 
 SIZES = (12, 20, 7, 9)
 SEEDS = (3, 0, 11)
-TRAINING = TrainingSettings(batch_size=5, lr=0.01)
+TRAINING = TrainingSettings(batch_size=8, lr=0.01)
 EXACT = {"rtol": 0.0, "atol": 0.0}
 TOLERANCE: dict[str, dict[str, float]] = {"looped": EXACT, "stacked": {"rtol": 1e-5, "atol": 1e-9}}
 executors = pytest.mark.parametrize("executor", ["looped", "stacked"])
 
 
 def run(
-    method: Method, model: Model, federation: Federation, seeds: tuple[int, ...], rounds: int = 3, **settings: Any
+    method: Method, model: Model, federation: Federation, seeds: tuple[int, ...], rounds: int = 2, **settings: Any
 ) -> tuple[dict[int, Outcome], dict[int, list[Round]]]:
     """Outcomes and reports, by seed."""
     reports: dict[int, list[Round]] = {seed: [] for seed in seeds}
@@ -51,9 +51,9 @@ def assert_each_as_alone(
     seeds: tuple[int, ...] = SEEDS,
     **settings: Any,
 ) -> dict[int, list[Round]]:
-    """Returns the reports of the runs side by side."""
+    """Returns the reports of the runs side by side; the first and the last seed are run alone as well."""
     outcomes, reports = run(method, model, federation, seeds, **settings)
-    for seed in seeds:
+    for seed in (seeds[0], seeds[-1]):
         alone, alone_reports = run(method, model, federation, (seed,), **settings)
         assert_same_model(outcomes[seed].trained, alone[seed].trained, **tolerance)
         assert_same_model(outcomes[seed].received, alone[seed].received, **tolerance)
@@ -99,7 +99,7 @@ def test_every_seed_as_alone(
 
 
 @executors
-@pytest.mark.parametrize("order", [(11, 0, 3), (0, 11)], ids=str)
+@pytest.mark.parametrize("order", [(0, 11)], ids=str)
 def test_the_order_of_seeds_does_not_matter(
     order: tuple[int, ...], executor: str, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:
@@ -156,12 +156,11 @@ class Stopping(Marked):
         return torch.where(right, torch.tensor([1.0, 0, 0, 0]), torch.tensor([0.0, 0, 0, 1])).expand(len(x), 4)
 
 
-@executors
-@pytest.mark.parametrize("participation", ["100%", "50%"])
+@pytest.mark.parametrize(("executor", "participation"), [("looped", "100%"), ("stacked", "50%")])
 def test_seeds_that_stop_at_different_rounds(
     participation: str, executor: str, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:
-    federation, seeds = make_federation(sizes=SIZES, validation=1), tuple(range(5))
+    federation, seeds = make_federation(sizes=SIZES, validation=1), (0, 1, 2)
     kinds = marks(normed, seeds)
     assert set(kinds.values()) == {-1, 1}
     settings = {"executor": executor, "patience": 2, "rounds": 6, "clients_per_round": participation}
@@ -187,10 +186,11 @@ def test_a_seed_whose_clients_are_all_refused_beside_sound_ones(
     late: bool, executor: str, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:
     """In round 2 some seeds have received something and others have not: they cannot be stacked together."""
-    federation, seeds = make_federation(sizes=SIZES), tuple(range(4))
+    federation, seeds = make_federation(sizes=SIZES), (0, 1, 2)
     kinds = marks(normed, seeds)
     assert set(kinds.values()) == {-1, 1}
-    reports = assert_each_as_alone(Broken(late=late), normed, federation, TOLERANCE[executor], seeds, executor=executor)
+    settings = {"executor": executor, "rounds": 3}
+    reports = assert_each_as_alone(Broken(late=late), normed, federation, TOLERANCE[executor], seeds, **settings)
     for seed, own in reports.items():
         refused = [bool(kinds[seed] > 0 and (number > 1 or not late)) for number in (1, 2, 3)]
         assert [one.refused for one in own] == [federation.names if hit else () for hit in refused]
@@ -199,8 +199,7 @@ def test_a_seed_whose_clients_are_all_refused_beside_sound_ones(
 # Random numbers in training.
 
 
-@executors
-@pytest.mark.parametrize("participation", ["100%", "50%"])
+@pytest.mark.parametrize(("executor", "participation"), [("looped", "100%"), ("stacked", "50%")])
 def test_a_seed_s_dropout_does_not_depend_on_the_other_seeds(
     participation: str, executor: str, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
 ) -> None:

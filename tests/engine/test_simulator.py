@@ -33,7 +33,7 @@ from fedc2i.models.model import Model, scale
 from fedc2i.training.local import Batch, draw_epochs
 from oracles import assert_same_model
 from oracles.training import local_run
-from support.method_checks import OF_THEIR_OWN, each_kind, in_double
+from support.method_checks import KINDS, OF_THEIR_OWN, SENDS, each_kind, in_double
 from support.simulation import assert_same_run, simulated
 
 TRAINING = TrainingSettings(batch_size=5, lr=0.01)
@@ -182,7 +182,7 @@ def test_local_does_not_depend_on_who_else_is_there(model: Model, federation: Fe
 # Seeds, order, executors.
 
 
-@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD, SENDS))
 @pytest.mark.parametrize("executor", ["looped", "stacked"])
 def test_one_seed_one_result(name: str, executor: str, normed: Model, federation: Federation) -> None:
     method = Method.registry[name]()
@@ -203,7 +203,7 @@ def test_padding_does_not_enter_batch_statistics(
     assert_same_outcome(stacked, looped, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", sorted({*EVERY_METHOD} - IN_CLIENT_ORDER))
+@pytest.mark.parametrize("name", each_kind(sorted({*EVERY_METHOD} - IN_CLIENT_ORDER), (*KINDS, "local")))
 def test_permuting_the_clients_permutes_the_result(name: str, normed: Model, federation: Federation) -> None:
     method, order = Method.registry[name](), [2, 0, 1]
     straight, _ = run(method, normed, federation, rounds=2, **vars(SMOOTH))
@@ -213,7 +213,7 @@ def test_permuting_the_clients_permutes_the_result(name: str, normed: Model, fed
     assert_same_model(permuted.received, rows(straight.received, order), **tolerance)
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", each_kind(EVERY_METHOD))
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_the_order_in_which_clients_are_processed_does_not_matter(
     name: str, dropout: float, make_model: Callable[..., Model], federation: Federation
@@ -665,7 +665,7 @@ def test_a_run_leaves_the_number_of_threads_alone(model: Model, federation: Fede
 @pytest.mark.parametrize("executor", ["looped", "workers"])
 def test_progress_is_reported_client_by_client(executor: Any, model: Model, federation: Federation) -> None:
     seen: list[tuple[int, int]] = []
-    settings = EngineSettings(rounds=1, **vars(TRAINING), executor=executor, workers=2)
+    settings = EngineSettings(rounds=1, **vars(TRAINING), executor=executor)
     simulate(FedAvg(), model, federation, settings, [0], on_client=lambda done, of: seen.append((done, of)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 

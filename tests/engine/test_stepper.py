@@ -115,8 +115,9 @@ def everyone(clients: int = len(SIZES)) -> Tensor:
     return torch.arange(clients).expand(SEEDS, clients)
 
 
-@pytest.mark.parametrize("average", [False, True], ids=["last", "mean"])
-@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
+@pytest.mark.parametrize(
+    ("batch_norm", "average"), [(False, True), (True, False)], ids=["plain-mean", "batchnorm-last"]
+)
 @pytest.mark.parametrize("training", TRAININGS.values(), ids=TRAININGS.keys())
 def test_many_at_once_are_each_alone(
     training: TrainingSettings, batch_norm: bool, average: bool, make_model: Callable[..., Model]

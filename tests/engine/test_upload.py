@@ -292,12 +292,15 @@ def test_a_label_flip_is_a_run_on_turned_labels(model: Model, federation: Federa
         assert_same_model(got.received, want.received, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("attack", [f"{kind}@b" for kind in ATTACKS] + ["label-flip@1;noise@1"])
-@pytest.mark.parametrize("method", [FedC2I(), PFedGraph()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    ("method", "attack"),
+    [*((FedC2I(), f"{kind}@b") for kind in ATTACKS), (PFedGraph(), "label-flip@1;noise@1"), (PFedGraph(), "nan@b")],
+    ids=lambda own: getattr(own, "name", own),
+)
 def test_looped_and_stacked_agree(method: Method, attack: str, model: Model, federation: Federation) -> None:
     model = in_double(model)  # Adam blows up the rounding of gradients that are next to nothing
-    looped, reports = run(method, model, federation, attack, seeds=(0, 1, 2))
-    stacked, others = run(method, model, federation, attack, seeds=(0, 1, 2), executor="stacked")
+    looped, reports = run(method, model, federation, attack, seeds=(0, 1))
+    stacked, others = run(method, model, federation, attack, seeds=(0, 1), executor="stacked")
     for seed in looped:
         for point in ("trained", "received"):
             want: dict[str, torch.Tensor] = getattr(looped[seed], point)
@@ -310,7 +313,7 @@ def test_looped_and_stacked_agree(method: Method, attack: str, model: Model, fed
 def test_workers_agree_to_the_bit(model: Model, federation: Federation) -> None:
     attack = "label-flip@1;noise@1"
     looped, _ = run(FedC2I(), model, federation, attack, seeds=(0, 1))
-    workers, _ = run(FedC2I(), model, federation, attack, seeds=(0, 1), executor="workers", workers=2)
+    workers, _ = run(FedC2I(), model, federation, attack, seeds=(0, 1), executor="workers")
     for seed in looped:
         assert_same_model(workers[seed].received, looped[seed].received, rtol=0, atol=0)
         assert_same_model(workers[seed].trained, looped[seed].trained, rtol=0, atol=0)

@@ -38,7 +38,7 @@ from fedc2i.runs.writer import RunWriter
 FEDERATION = conftest._federation((11, 9, 7), validation=4)
 MODEL = conftest._model()
 SETTINGS: dict[str, Any] = {
-    **{"rounds": 5, "epochs": 1, "batch_size": 6, "lr": 0.02, "seeds": (2, 0), "clients_per_round": 2, "patience": 2},
+    **{"rounds": 4, "epochs": 1, "batch_size": 6, "lr": 0.02, "seeds": (2, 0), "clients_per_round": 2, "patience": 2},
     **{"executor": "looped", "device": "cpu", "checkpoint_seconds": 0},
 }
 

@@ -24,12 +24,12 @@ from fedc2i.runs.plan import prepare
 SETTINGS = {"model": "lenet5", "rounds": 3, "engine": "flower"}
 
 
-ATTACKS = ("label-flip@b", "sign-flip@b", "scaled:10@b", "noise:1@2", "nan@b", "free-rider@b", "scaled:1e20@b")
+ATTACKS = ("label-flip@b", "noise:1@2", "free-rider@b", "scaled:1e20@b")  # of data, drawn, of the start, rejected
 
 
 @pytest.mark.parametrize(
     ("method", "attack"),
-    [*((FedC2I(), attack) for attack in ATTACKS), *((PFedGraph(), attack) for attack in ("nan@b", "free-rider@b"))],
+    [*((FedC2I(), attack) for attack in ATTACKS), (PFedGraph(), "nan@b")],
     ids=lambda own: getattr(own, "name", own),
 )
 def test_the_same_numbers_as_in_process(method: Method, attack: str, model: Model, federation: Federation) -> None:

@@ -176,7 +176,8 @@ def test_every_option_is_in_the_table() -> None:
 # Engines. `test_stacked` shows the same with four clients, `test_shared_options` with BatchNorm.
 
 OPTIONS = {"fedala": ":layers=2", "fedc2i-top-k": ":k=1", "fedic": ":alternate=true", "fedproto": ":weighting=counts"}
-RUNS = [(name, 1, {"layer_norm": name == "fedbn"}) for name in OF_THEIR_OWN]
+RUNS = [(name, 3, {"layer_norm": name == "fedbn"}) for name in OF_THEIR_OWN]
+RUNS += [(name, 1, {}) for name in ("fedavg", "fedc2i", "fedproto", "fedc2i-server")]
 RUNS += [(name + options, 3, {}) for name, options in OPTIONS.items()]
 RUNS += [(name, 3, {"bias": False}) for name in ("fedc2i-server", "fedpac", "fedrod")]
 
@@ -189,7 +190,7 @@ def test_looped_and_stacked_agree(
     make_model: Callable[..., Model],
     make_federation: Callable[..., Federation],
 ) -> None:
-    """One client, which has no sample of one class, or with other options three.
+    """Three clients, or only one, which has no sample of one class.
 
     Tensors are compared by norm: where a single number's gradient is next to nothing, Adam blows its rounding up.
     """

@@ -17,7 +17,6 @@ from fedc2i.core.params import Params, row, size_in_bytes, stack, unprefixed
 from fedc2i.core.settings import TrainingSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.client import LocalClient, RunContext
-from fedc2i.engine.executors.workers import pool
 from fedc2i.methods import fedc2i_server
 from fedc2i.methods.base import Probe, Site
 from fedc2i.methods.fedavg import FedAvg
@@ -39,12 +38,6 @@ from oracles import assert_same_model
 from oracles import fedc2i_server as oracle
 from oracles.fedc2i import mixed_body, mixed_head
 from support.method_checks import SIZES, TRAINING, in_double, place, run
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_workers_left() -> Any:
-    yield
-    pool.stop()
 
 
 @pytest.fixture
@@ -289,14 +282,13 @@ def test_bytes_by_hand(model: Model, four: Federation) -> None:
 # Runs.
 
 
-@pytest.mark.parametrize("settings", [{}, {"clients_per_round": 2}, {"topology": "ring"}], ids=str)
+@pytest.mark.parametrize("settings", [{"clients_per_round": 2}, {"topology": "ring"}], ids=str)
 def test_every_engine_agrees(settings: Any, model: Model, make_federation: Callable[..., Federation]) -> None:
     federation, method = make_federation(sizes=(*SIZES, 8)), FedC2IServer(gamma="ramp(9)")
     model = in_double(model)
     looped, reports = run(method, model, federation, rounds=3, **settings)
     for how, rtol, atol in (("stacked", 1e-5, 1e-9), ("workers", 0, 0)):
-        more = {"workers": 2} if how == "workers" else {}
-        other, others = run(method, model, federation, rounds=3, executor=how, **settings, **more)
+        other, others = run(method, model, federation, rounds=3, executor=how, **settings)
         assert_same_model(other.trained, looped.trained, rtol=rtol, atol=atol)
         assert_same_model(other.received, looped.received, rtol=rtol, atol=atol)
         for one, two in zip(reports, others, strict=True):

@@ -22,7 +22,6 @@ from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.client import LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
-from fedc2i.engine.executors.workers import pool
 from fedc2i.methods.base import Method, Site
 from fedc2i.methods.ditto import Ditto
 from fedc2i.methods.fedavg import FedAvg
@@ -41,6 +40,7 @@ from support.method_checks import (
     OF_THEIR_OWN,
     SIZES,
     TRAINING,
+    each_kind,
     in_double,
     local_client,
     make_site,
@@ -49,12 +49,6 @@ from support.method_checks import (
 )
 
 DATA = Batch(torch.zeros(1, 3, 1, 1, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64), torch.ones(1))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_workers_left() -> Any:
-    yield
-    pool.stop()
 
 
 # By hand: one number w, plain gradient descent.
@@ -180,7 +174,7 @@ def test_each_phase_of_fedrep_against_the_oracle(how: str, federation: Federatio
 
 
 @pytest.mark.parametrize("participation", ["100%", pytest.param("50%", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [name for name in OF_THEIR_OWN if name != "pooled"])
+@pytest.mark.parametrize("name", each_kind([name for name in OF_THEIR_OWN if name != "pooled"]))
 def test_every_engine_agrees(
     name: str, participation: str, make_model: Callable[..., Model], make_federation: Callable[..., Federation]
 ) -> None:
@@ -191,7 +185,7 @@ def test_every_engine_agrees(
     ways = {"stacked": (1e-5, 1e-9), "workers": (0, 0)}
     in_workers = participation == "100%" and name in ("fedc2i", "fedrep")
     for how, (rtol, atol) in ways.items() if in_workers else [("stacked", ways["stacked"])]:
-        other, others = run(method, model, federation, executor=how, workers=2, **settings)
+        other, others = run(method, model, federation, executor=how, **settings)
         assert_same_model(other.trained, looped.trained, rtol=rtol, atol=atol)
         assert_same_model(other.received, looped.received, rtol=rtol, atol=atol)
         for one, two in zip(reports, others, strict=True):
@@ -342,7 +336,7 @@ def test_a_method_of_the_user_s_own(federation: Federation, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)
     wanted, settings = "mine.py:Mine:anchor=0.1,average=true", {"rounds": 1, "epochs": 2, "executor": "workers"}
-    (plan,) = prepare([wanted], {**settings, "workers": 2}, federation, "lenet5")
+    (plan,) = prepare([wanted], settings, federation, "lenet5")
     (usual,) = prepare(["fedavg:anchor=0.1,average=true"], {**settings, "executor": "looped"}, federation, "lenet5")
     assert_same_model(execute(plan).outcomes[0].trained, execute(usual).outcomes[0].trained, rtol=0, atol=0)
     with pytest.raises(UserError, match="anchor must be a finite number of at least 0, got '-1"):

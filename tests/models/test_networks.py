@@ -80,7 +80,7 @@ def test_a_model_is_as_valid_as_it_is_taken_for_and_refused_elsewhere() -> None:
             fedc2i.run("fedavg", federation((4,)), model=model, rounds=1)
 
 
-@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn1d"])
+@pytest.mark.parametrize("model", ["logistic", "cnn1d", pytest.param("mlp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", method_names())
 def test_every_method_runs_on_every_kind_of_data_or_says_why_not(method: str, model: str) -> None:
     data = federation((2, 16) if model == "cnn1d" else (4,))

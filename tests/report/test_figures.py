@@ -41,14 +41,11 @@ def measured(clients: int, classes: int, rounds: int = 3, seeds: int = 1, holes:
 @pytest.mark.parametrize(
     "result",
     [
-        measured(1, 2),
-        measured(2, 10, rounds=1),
-        measured(60, 3),
-        measured(3, 100),
-        measured(3, 4, holes=True, seeds=2),
-        measured(2, 1),
+        measured(1, 2, rounds=1),
+        measured(30, 1),
+        measured(3, 100, holes=True, seeds=2),
     ],
-    ids=["1 client", "2 clients", "60 clients", "100 classes", "partial participation", "1 class"],
+    ids=["1 client", "30 clients", "100 classes, partial participation"],
 )
 def test_every_figure_of_a_run(result: Result, tmp_path: Path) -> None:
     figures.draw_run(result, tmp_path)

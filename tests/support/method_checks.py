@@ -31,11 +31,13 @@ OF_THEIR_OWN = sorted(name for name, kind in Method.registry.items() if kind.__m
 # One of each kind for an engine: a mean, phases, a private model, prototypes, relayed models, reports, personal
 # downloads, held-out samples.
 KINDS = ("fedavg", "fedrep", "ditto", "fedproto", "fedc2i", "fedc2i-top-k", "fedc2i-server", "fedc2i-plus")
+# And one for each way of what a server sends: a mean, prototypes, relayed models, personal downloads.
+SENDS = ("fedavg", "fedproto", "fedc2i", "fedc2i-server")
 
 
-def each_kind(names: Sequence[str]) -> list[Any]:
+def each_kind(names: Sequence[str], kinds: Sequence[str] = KINDS) -> list[Any]:
     """Parameters of a test that is about an engine more than about a method: the slow tests have the other methods."""
-    return [pytest.param(name, marks=() if name in KINDS else pytest.mark.slow) for name in names]
+    return [pytest.param(name, marks=() if name in kinds else pytest.mark.slow) for name in names]
 
 
 def run(

@@ -44,8 +44,7 @@ INF = float("inf")
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-@pytest.mark.parametrize("classes", [2, 10, 100])
-@pytest.mark.parametrize("clients", [2, 3, 5, 17])
+@pytest.mark.parametrize(("clients", "classes"), [(2, 2), (2, 10), (3, 10), (5, 2), (5, 10), (3, 100), (17, 10)])
 def test_everything_equals_the_double_loop(clients: int, classes: int, bias: bool) -> None:
     labels = None if classes == 2 else range(0, classes, 3)  # two thirds of the classes are missing
     problem = Problem.draw(clients, classes, bias, labels=labels, seed=clients * classes)
