@@ -217,10 +217,11 @@ class StackedExecutor:
     ) -> Callable[..., Any]:
         """The function; from the second round that needs it for these shapes, on a GPU, as a CUDA graph.
 
-        A capture takes longer than a few calls: it would not pay for the first round, or the only evaluation of a run.
+        A capture takes longer than a few calls. It does not pay for one round: for the uploads of the first, that have
+        received nothing, or for the last, the only one that is evaluated in many runs.
         """
         uses = self._cached(first, kind, tensors, lambda: _Uses(first.round))
-        if uses.since == first.round:
+        if uses.graphed is None and first.round in (uses.since, first.context.rounds):
             return function
         uses.graphed = uses.graphed or GraphedFunction(function, self._device)
         return uses.graphed
