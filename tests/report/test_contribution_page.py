@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import base64
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedc2i.analysis.contribution.records import GAIN, Agreement, Contribution, Row, Score
 from fedc2i.engine.records import POINTS
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedrep import FedRep
 from fedc2i.methods.local import Local
-from fedc2i.report.contribution_report import headline, member_sentence, sentences
+from fedc2i.report.contribution_report import headline, member_sentence, print_contribution, sentences
 from fedc2i.report.html import page
 from fedc2i.report.html.contribution import contribution_view
 from fedc2i.report.html.members import MOST_METHODS, all_chance_warnings, chance_warnings, members
@@ -196,3 +198,15 @@ def test_the_picture_says_which_number_it_draws_and_how_far_it_is_checked(measur
         "ranks givers with ρ +0.50 to measured contributions (p 0.20, which chance alone may give)" in drawn
     ) == measured
     assert ("not checked on these runs" in drawn) == (not measured)
+
+
+def test_a_narrow_terminal_cuts_no_name_or_number_off() -> None:
+    own, longer = contribution(), {"north": "Hernan North", "south": "Hunan South", "west": "Long Beach West"}
+    rows = tuple(replace(row, giver=longer.get(row.giver, ""), receiver=longer[row.receiver]) for row in own.rows)
+    scores = tuple(replace(score, receiver=longer[score.receiver]) for score in own.scores)
+    console = Console(width=80, file=io.StringIO())
+    print_contribution(console, replace(own, clients=tuple(longer.values()), rows=rows, scores=scores))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    for line in ("Hernan North", "Hunan South", "Long Beach West", "-2.50 .. +1.50", "gains"):
+        assert line in text[text.index("Alone and together") : text.index("Who helps whom")], text

@@ -155,18 +155,16 @@ def print_contribution(console: Console, own: Contribution) -> None:
 def _gain_table(own: Contribution) -> RichTable:
     words = metric_words(own.metric)
     table = RichTable(box=box.SIMPLE_HEAD, title=f"Alone and together, {words.title}", title_justify="left")
-    for title in ("client", "alone", "together", "difference", "95 % interval", "verdict", "first giver"):
-        right = title in ("alone", "together", "difference", "95 % interval")
-        table.add_column(title, justify="right" if right else "left")
+    for title in ("client", "alone", "together", "difference", "verdict", "first giver"):
+        right, wraps = title in ("alone", "together", "difference"), title in ("verdict", "first giver")
+        table.add_column(title, justify="right" if right else "left", no_wrap=not wraps)
     for name in own.clients:
         score, row, first = own.score(name), gain_of(own, name), first_helper(own, name)
-        numbers = [f"{value:.{words.digits}f}" for value in (score.alone, score.together)]
-        ends = interval_text(row, words.digits, " .. ")
+        numbers = [f"{value:.{words.digits}f}".replace("nan", "–") for value in (score.alone, score.together)]
         giver = "" if first is None or first.value <= 0 else f"{first.giver} {_value(first, own)}"
         sure = "" if first is None or first.verdict != UNPROVEN or not giver else " (?)"
-        cells = (name, *numbers, f"{row.value:+.{words.digits}f}", ends, _said(row), giver + sure)
-        style = _STYLE.get(row.verdict, "dim")
-        table.add_row(*(Text(one_line(cell).replace("nan", "–")) for cell in cells), style=style)
+        texts = [Text(one_line(cell)) for cell in (name, *numbers, _said(row), giver + sure)]
+        table.add_row(*texts[:3], _cell(row, words.digits), *texts[3:], style=_STYLE.get(row.verdict, "dim"))
     return table
 
 
