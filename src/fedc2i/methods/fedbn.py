@@ -31,7 +31,8 @@ class FedBN(FedAvg):
         if not model.norm_names:
             if model.part is not None:
                 text = model.trained_text
-                raise UserError(f"fedbn: with train={text} no normalisation layer of model '{model.name}' trains")
+                told = f"fedbn: with train={text} no normalisation layer of model '{model.name}' trains"
+                raise UserError(f"{told}; try train=all or last:N")
             allowed = ", ".join(name for name in NAMES if name.endswith("-bn"))
             told = f"fedbn: model '{model.name}' has no normalisation layers; use one that has, e.g. {allowed}"
             raise UserError(told)
