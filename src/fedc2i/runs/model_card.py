@@ -95,8 +95,9 @@ def _reading(own: ClientModel) -> list[str]:
     if how is None:
         return ["x = x.float() / 127.5 - 1  # uint8 images"] * own.sample.is_image
     mean, sd = ([round(value, 6) for value in values] for values in (how.mean, how.sd))
+    options = f'({how.size}, {how.size}), mode="{how.interpolation}", antialias=True'
     return [
-        f'x = torch.nn.functional.interpolate(x.float() / 255, ({how.size}, {how.size}), mode="{how.interpolation}")',
+        f"x = torch.nn.functional.interpolate(x.float() / 255, {options})",
         f"mean, sd = torch.tensor({mean}).view(3, 1, 1), torch.tensor({sd}).view(3, 1, 1)",
         "logits = net((x - mean) / sd)  # x: uint8 images (N, 3, H, W)",
     ]
