@@ -70,8 +70,10 @@ class FedC2I(Method):
             return own, {}
         batch = batch._replace(x=scale(batch.x, own[site.model.head_names[0]].dtype))  # once, not for every pass
         sent, can_measure = self.measured_with(own, peers)
-        vector = self.vector(sent, peers, batch, site).settled(can_measure, peers.valid)  # λ (K,)
-        matrix = self.matrix(sent, peers, batch, site).settled(can_measure, peers.valid)  # Λ (K, C)
+        vector, matrix = (level(sent, peers, batch, site) for level in (self.vector, self.matrix))  # λ (K,), Λ (K, C)
+        if not peers.bodies and vector.losses is not None and matrix.losses is not None:
+            vector = vector._replace(weights=matrix.weights.mean(1))  # λ has nothing to mix: reports show Λ's mean
+        vector, matrix = (level.settled(can_measure, peers.valid) for level in (vector, matrix))
         mixed = self.mixed(own, peers, vector.weights, matrix.weights)
         start = {name: torch.where(peers.valid.any(), tensor, own[name]) for name, tensor in mixed.items()}
         return start, {
