@@ -236,7 +236,7 @@ def test_after_a_crash_the_same_command_resumes_to_the_same_end(
     want = go(grid_of(federation), job(tmp_path / "whole", method, settings=more))
     grid, said = grid_of(federation), list[str]()
     wanted = job(tmp_path / "broken", method, settings=more)
-    for number in (2, 5, 11):
+    for number in (2, 11, 10):  # in the first round of seed 0, in its last, in the second of seed 1
         crash(grid, wanted, number, said)
         assert (wanted.is_unfinished, wanted.is_finished) == (True, False)
     got = go(grid, wanted, said)
