@@ -77,7 +77,11 @@ def run(method: Method, model: Model, federation: Federation, executor: str = "s
     ("name", "participation"),
     [
         *(pytest.param(name, "100%", marks=own.marks) for own, name in KINDS),
-        *(pytest.param(name, "50%", marks=() if name in SERVED else pytest.mark.slow) for _, name in KINDS),
+        *(
+            pytest.param(name, "50%", marks=() if name in SERVED else pytest.mark.slow)
+            for _, name in KINDS
+            if name != "pooled"
+        ),
     ],
 )
 def test_as_one_after_the_other(

@@ -31,6 +31,25 @@ def simulated(
     return simulate(method, model, federation, how, seeds, on_round=reports.append), reports
 
 
+def run(
+    method: Method, model: Model, federation: Federation, rounds: int = 3, seed: int = 0, **settings: Any
+) -> tuple[Outcome, list[Round]]:
+    """One seed, with the report of every round."""
+    outcomes, reports = simulated(method, model, federation, (seed,), rounds=rounds, **settings)
+    return outcomes[seed], reports
+
+
+def assert_same_outcome(got: Outcome, want: Outcome, rtol: float = 0, atol: float = 0) -> None:
+    """The models at both points."""
+    assert_same_model(got.trained, want.trained, rtol, atol)
+    assert_same_model(got.received, want.received, rtol, atol)
+
+
+def differs(got: Outcome, want: Outcome) -> bool:
+    """Whether the heads after training do."""
+    return not torch.equal(got.trained["head.weight"], want.trained["head.weight"])
+
+
 def assert_same_run(got: Run, want: Run) -> None:
     """To the bit."""
     assert got[0].keys() == want[0].keys()
