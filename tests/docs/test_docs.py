@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -76,15 +76,16 @@ def test_commands_exist_with_their_options(line: str) -> None:
     assert given <= known | {"--help", "--version"}
 
 
+_build_few = functools.cache(digits._build.__wrapped__)
+
+
 @pytest.fixture
-def few_digits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `SMALL` does, in this process and for a while."""
     for name in ("SCANNED", "RENDERED"):
         sizes = {part: size // 10 for part, size in getattr(digits, name).items()}
         monkeypatch.setattr(digits, name, sizes)
-    digits._build.cache_clear()
-    yield
-    digits._build.cache_clear()
+    monkeypatch.setattr(digits, "_build", _build_few)
 
 
 SLOW = ("docs/contribution.md",)

@@ -288,7 +288,7 @@ def test_two_processes(tmp_path: Path, make_federation: Callable[..., Federation
             assert writer.poll() is None
             time.sleep(0.01)
         console = Console(file=io.StringIO(), width=120)
-        watch(tmp_path / "run", console, every=0.02)
+        watch(tmp_path / "run", console, every=0.1)
     finally:
         assert writer.wait(120) == 0
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
