@@ -53,6 +53,7 @@ def measure(name: str, sites: int, rounds: int) -> dict[str, Any]:
         "bytes_down": [report.bytes_down for report in reports],
         "round_seconds": [round(report.seconds, 1) for report in reports],
         "seconds": round(time.perf_counter() - began, 1),
+        "coordinator_cpu_seconds": round(time.process_time(), 1),
     }
 
 
