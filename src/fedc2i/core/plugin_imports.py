@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import importlib.metadata
 import sys
 from collections.abc import Iterator
@@ -19,9 +18,8 @@ def local_import(file: Path) -> str | None:
     return None
 
 
-@functools.cache
-def _installed() -> frozenset[str]:
-    return frozenset({"fedc2i", *sys.stdlib_module_names, *importlib.metadata.packages_distributions()})
+def _installed() -> set[str]:
+    return {"fedc2i", *sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
 
 
 def _imports(file: Path) -> Iterator[str]:
