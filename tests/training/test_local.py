@@ -557,4 +557,5 @@ def test_a_gradient_is_the_one_by_hand_also_inside_vmap() -> None:
     lifted, values = torch.func.vmap(lambda own: gradient_and_value(loss, own))(params)
     assert_close(lifted, gradient)
     assert_close(values, torch.tensor([15.0, 48.75]))
+    assert_close(gradient_and_value(lambda own: torch.tensor(2.0), params)[0]["a"], torch.zeros(2, 2))
     assert gradient_and_value(lambda own: torch.tensor(2.0), {}) == ({}, torch.tensor(2.0))

@@ -141,7 +141,8 @@ def gradient_and_value(loss: Callable[[Params], Tensor], params: Params) -> tupl
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
     with torch.enable_grad():
         value = loss(leaves)
-    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    used = value.requires_grad
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True) if used else [None] * len(leaves)
     gradient = {
         name: torch.zeros_like(tensor) if own is None else own
         for (name, tensor), own in zip(params.items(), found, strict=True)
