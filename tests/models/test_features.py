@@ -176,9 +176,10 @@ def test_samples_are_repeated_up_to_a_batch_of_one_size() -> None:
     assert torch.equal(features.filled(x, 5), x[[0, 1, 2, 0, 0]])
 
 
-def test_with_a_head_alone_the_influence_vector_is_the_mean_of_the_matrix(federation: Federation) -> None:
+@pytest.mark.parametrize("method", ["fedc2i", "fedc2i-server"])
+def test_with_a_head_alone_the_influence_vector_is_the_mean_of_the_matrix(federation: Federation, method: str) -> None:
     model = split(Body(), "fc").restricted("head", statistics=False)
-    result = fedc2i.run("fedc2i", federation, model=model, rounds=2, lr=0.1, gamma=50.0)
+    result = fedc2i.run(method, federation, model=model, rounds=2, lr=0.1, gamma=50.0)
     vector, matrix = (result.influence(name) for name in ("influence_vector", "influence_matrix"))
     np.testing.assert_allclose(vector, matrix.mean(-1), rtol=1e-6)
     assert np.abs(vector[-1] - 0.5).max() > 0.01

@@ -123,6 +123,8 @@ class FedC2IServer(Method):
         products = torch.einsum("icn,mcn->imc", head_rows(heads), said.class_gradients)
         gamma = self.gamma if self.gamma_class is None else self.gamma_class
         matrix = self._weights(stated_losses(said.class_losses, products, valid), gamma, valid, done, keep)
+        if not bodies:
+            vector = matrix.mean(2)  # λ has nothing to mix: reports show Λ's mean
 
         personal = {name: torch.tensordot(vector.mT.to(rows), rows, 1) for name, rows in bodies.items()}
         personal |= {name: torch.einsum("imc,ic...->mc...", matrix.to(rows), rows) for name, rows in heads.items()}
