@@ -123,8 +123,8 @@ def _one_run(result: Result) -> Text:
         f"{change:+.{words.digits}f}{words.points}."
     ]
     values, names = finite_mean(result.accuracy(point, result.config.metric)), result.federation.names
-    if np.isfinite(values).sum() > 1:
-        high, low = int(np.nanargmax(values)), int(np.nanargmin(values))
+    high, low = (int(place(values)) for place in (np.nanargmax, np.nanargmin))
+    if high != low:  # both are the first of equal clients
         sentences.append(
             f"Clients differ: {names[high]} has {values[high]:.{words.digits - 1}f}{words.unit}, {names[low]} has "
             f"{values[low]:.{words.digits - 1}f}{words.unit}."
