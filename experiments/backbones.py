@@ -30,6 +30,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.settings import cores
 from fedc2i.data.catalog import data_root
 from fedc2i.data.federation import Client, Federation, Split
+from fedc2i.runs.settings import parse_seeds
 
 METHODS = ("local", "fedavg", "fedproto", "fedbn", "fedc2i", "fedc2i-plus")
 TITLES = ("Local", "FedAvg", "FedProto", "FedBN", "FedC²I", "FedC²I⁺")
@@ -193,11 +194,17 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def _joined(first: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """One row of two lines that differ in their seeds; of two protocols, the later line's."""
-    if "refused" in more or any(first[name] != more[name] for name in PROTOCOL if name != "seeds"):
+    """One row of two lines with other seeds each; of two protocols, or if a seed is in both, the later line's."""
+    others = any(first[name] != more[name] for name in PROTOCOL if name != "seeds")
+    if others or "refused" in first or "refused" in more or {*_seeds(first)} & {*_seeds(more)}:
         return dict(more)
     scores = {name: [*first["scores"][name], *more["scores"][name]] for name in SCORES}
-    return {**first, "scores": scores, "seconds": first["seconds"] + more["seconds"]}
+    seeds = ",".join(map(str, (*_seeds(first), *_seeds(more))))
+    return {**first, "seeds": seeds, "scores": scores, "seconds": first["seconds"] + more["seconds"]}
+
+
+def _seeds(line: Mapping[str, Any]) -> tuple[int, ...]:
+    return parse_seeds(line["seeds"])
 
 
 def page(found: Sequence[Mapping[str, Any]], commands: str) -> str:

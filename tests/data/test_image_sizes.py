@@ -33,7 +33,7 @@ def test_the_pixels_of_pil(
     shape = (sides[0], sides[0]) if square else sides
     pixels = np.random.default_rng(seed).integers(0, 256, (count, *shape, *channels), dtype=np.uint8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(images, "AT_ONCE", 3)
+        patch.setattr(images, "AT_ONCE", 3 * shape[0] * shape[1])
         found = images.resize(pixels, size)
     np.testing.assert_array_equal(found, one_by_one(pixels, size))
     assert found.dtype == np.uint8

@@ -16,7 +16,7 @@ from fedc2i.core.errors import UserError, flaw
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")  # Pillow knows more; of EPS it would run Ghostscript
 MAX_PIXELS = 64_000_000  # a photo of 8000x8000; anything larger is a mistake or a decompression bomb
-AT_ONCE = 4096  # small images that are resized in one call
+AT_ONCE = 2**22  # pixels of small images that are resized in one call
 _BILINEAR = Image.Resampling.BILINEAR
 
 
@@ -83,7 +83,8 @@ def resize(images: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, np.dtype[
         return np.zeros((0, size, size, *channels), dtype=np.uint8)
     if height != width:  # PIL may resize the columns first, which rounds in another way
         return np.stack([np.asarray(Image.fromarray(one).resize((size, size), _BILINEAR)) for one in images])
-    some = [images[low : low + AT_ONCE] for low in range(0, len(images), AT_ONCE)]
+    count = max(1, AT_ONCE // (height * width))
+    some = [images[low : low + count] for low in range(0, len(images), count)]
     return np.concatenate([_resize_together(own, size) for own in some])
 
 
