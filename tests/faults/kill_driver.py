@@ -73,7 +73,7 @@ MOMENTS = [
     Moment("before combining", Server, "combine"),
     Moment("behind combining", Server, "combine", "after"),
     Moment("in personalising", LocalClient, "personalise"),
-    Moment("in evaluation", LocalClient, "evaluate"),
+    Moment("in evaluation", LocalClient, "scored"),
     Moment("before a report is kept", writer, "write_report"),
     Moment("half a report written", Path, "write_bytes", "middle", named(".npz")),
     Moment("behind a report", writer, "write_report", "after"),

@@ -17,6 +17,7 @@ from fedc2i.core import seeding
 from fedc2i.core.params import Params, Stacked, stack
 from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Client, Federation
+from fedc2i.engine.records import Scored
 from fedc2i.methods.base import Method, Phase, Site
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch, draw_epochs, train
@@ -225,9 +226,22 @@ class LocalClient:
             return self.context.method.upload(params, self.data.train, site)
 
     def evaluate(self, params: Params, received: Params, position: int, round: int) -> dict[str, float]:
-        """Accuracy and loss on the client's own test and, if it has one, validation data."""
-        scores = self.metrics([self.score(piece, params, received, position, round) for piece in self.pieces()])
-        return defined(dict(zip(scores, torch.stack(list(scores.values())).tolist(), strict=True)))
+        """Accuracy and loss on the client's own test and, if it has one, validation data: all that leaves a site."""
+        return dict(self.scored(params, received, position, round))
+
+    def scored(self, params: Params, received: Params, position: int, round: int) -> Scored:
+        """The same, with the logits in the last round."""
+        sums = [self.score(piece, params, received, position, round) for piece in self.pieces()]
+        scores = self.metrics(sums)
+        found = dict(zip(scores, torch.stack(list(scores.values())).tolist(), strict=True))
+        return Scored(defined(found), self.last_logits(sums, round))
+
+    def last_logits(self, sums: Sequence[Mapping[str, Tensor]], round: int) -> Tensor | None:
+        """The logits of the test samples, from the sums over all pieces; none before the last round."""
+        if round != self.context.rounds:
+            return None
+        pieces = zip(self.pieces(), sums, strict=True)
+        return torch.cat([own["logits"] for (split, _, _), own in pieces if split == "test"])
 
     def pieces(self) -> list[Piece]:
         """What is scored, a few images at a time."""

@@ -55,13 +55,32 @@ class Round:
         return float(np.mean(found)) if found else math.nan
 
 
+class Scored(dict[str, float]):
+    """A client's metrics by name and, in the last round, the logits of its test samples."""
+
+    def __init__(self, metrics: Mapping[str, float], logits: Tensor | None = None) -> None:
+        super().__init__(metrics)
+        self.logits = logits
+
+
+def logits_of(scores: Metrics) -> list[Tensor]:
+    """The logits that clients' metrics came with; none of them if one has none."""
+    found = [own.logits for own in scores if isinstance(own, Scored) and own.logits is not None]
+    return found if len(found) == len(scores) else []
+
+
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """The end of a run: every client's last model at both points, stacked, and the last round's report."""
+    """The end of a run: every client's last model at both points, stacked, and the last round's report.
+
+    ``logits`` by point are those of every client's test samples, if the last evaluation brought them: stacked clients
+    are scored with other operations than one alone, so theirs would not have the bits of a run that resumes.
+    """
 
     trained: Stacked
     received: Stacked
     last: Round
+    logits: Mapping[Point, Sequence[Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

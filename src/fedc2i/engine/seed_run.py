@@ -13,7 +13,7 @@ from fedc2i.core.settings import EngineSettings
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import REPORTS, Exchange
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
-from fedc2i.engine.records import Diagnostics, Metrics, Outcome, Point, Round
+from fedc2i.engine.records import Diagnostics, Metrics, Outcome, Point, Round, logits_of
 
 
 class ClientModels:
@@ -71,6 +71,7 @@ class SeedRun:
         self._starts = self._own.of(self._chosen)
         self._last: Round | None = None
         self._scores: dict[Point, dict[int, dict[str, float]]] = {}
+        self._logits: dict[Point, list[Tensor]] = {}
         self._measured: list[Diagnostics] = []
         self._rejected: dict[int, str] = {}
         self._bytes_up = self._report_bytes = 0
@@ -134,7 +135,10 @@ class SeedRun:
 
     def finish(self, number: int, due: bool, seconds: float) -> Round:
         """Ends the round: its report, who takes part in the next one, and from which start."""
-        found = {point: [scores[m] for m in range(len(self.names))] for point, scores in self._scores.items() if due}
+        scored = {point: [own[m] for m in range(len(self.names))] for point, own in self._scores.items() if due}
+        found = {point: [dict(own) for own in scores] for point, scores in scored.items()}
+        logits = {point: logits_of(scores) for point, scores in scored.items()}
+        self._logits, self._scores = logits if all(logits.values()) else {}, {}
         sizes = (self._bytes_up, self._bytes_down())
         self._last = self.exchange.report(number, seconds, self._chosen, found, self._measured, self._rejected, *sizes)
         self._choose_next(number)
@@ -165,7 +169,7 @@ class SeedRun:
     def outcome(self) -> Outcome:
         """The last models; to be asked after an evaluated round, when everyone has received."""
         assert self._last is not None
-        return Outcome(self._own.tensors, self._received.tensors, self._last)
+        return Outcome(self._own.tensors, self._received.tensors, self._last, self._logits)
 
     # State in, state out.
 

@@ -158,26 +158,33 @@ def compute(
 
 def test_predictions(plan: Plan, outcomes: Mapping[int, Outcome]) -> Predictions | None:
     """What the last models predict for the test samples; None without models here, or for very many samples."""
-    plan = plan.on_features()
     clients, classes = plan.federation.clients, len(plan.federation.classes)
     sizes = tuple(len(client.test) for client in clients)
     if not outcomes or len(outcomes) * len(POINTS) * sum(sizes) * classes > MOST_PREDICTIONS:
         return None
-    device = plan.config.torch_device()
+    found = {(seed, point): own.logits[point] for seed, own in outcomes.items() for point in POINTS if own.logits}
+    stopped = {seed: own for seed, own in outcomes.items() if not own.logits}
+    logits = {**found, **(_logits(plan.on_features(), stopped) if stopped else {})}
+    logs = {key: torch.cat(list(own)).cpu().double().log_softmax(1).float().numpy() for key, own in logits.items()}
+    labels = torch.cat([client.test.y for client in clients]).numpy().astype(np.int32)
+    return Predictions(labels, sizes, {(seed, point): logs[seed, point] for seed in outcomes for point in POINTS})
+
+
+def _logits(plan: Plan, outcomes: Mapping[int, Outcome]) -> dict[tuple[int, Point], list[Tensor]]:
+    """Logits of the test samples by the last models of runs whose last round did not bring them."""
+    device, classes = plan.config.torch_device(), len(plan.federation.classes)
     size = AT_ONCE if device.type == "cpu" else AT_ONCE_ON_GPU
-    parts: dict[tuple[int, Point], list[Tensor]] = {(seed, point): [] for seed in outcomes for point in POINTS}
+    found: dict[tuple[int, Point], list[Tensor]] = {(seed, point): [] for seed in outcomes for point in POINTS}
     with torch.no_grad(), repeatable(plan.config):
-        for k, client in enumerate(clients):
+        for k, client in enumerate(plan.federation.clients):
             images = torch.split(client.test.x.to(device), size)  # once for all models; nothing waits for the device
             counts = client.train.y.bincount(minlength=classes).to(device)
             site = Site(plan.model, counts, torch.tensor(k, device=device), {}, rounds=plan.config.rounds)
-            for (seed, point), own in parts.items():
+            for (seed, point), own in found.items():
                 models = outcomes[seed].trained if point == "trained" else outcomes[seed].received
                 params = {name: rows[k].to(device) for name, rows in models.items()}
                 own += [plan.method.predict(params, x, site) for x in images]
-        found = {key: torch.cat(own).cpu().double().log_softmax(1).float().numpy() for key, own in parts.items()}
-    labels = torch.cat([client.test.y for client in clients]).numpy().astype(np.int32)
-    return Predictions(labels, sizes, found)
+    return found
 
 
 def execute_by_seed(

@@ -88,7 +88,7 @@ class LoopedExecutor:
                 models.append(client.train(start, received, position, batch.round))
                 uploads.append(client.upload(models[-1], start, received, position, batch.round))
                 if evaluate:
-                    metrics.append(client.evaluate(models[-1], received, position, batch.round))
+                    metrics.append(client.scored(models[-1], received, position, batch.round))
                 done += 1
                 if self._on_client is not None:
                     self._on_client(done, of)
@@ -107,14 +107,14 @@ class LoopedExecutor:
                 starts.append(start)
                 diagnostics.append(dict(measured))
                 if evaluate:
-                    metrics.append(client.evaluate(start, received, position, batch.round))
+                    metrics.append(client.scored(start, received, position, batch.round))
             results.append(Personalised(stack(starts), stack(diagnostics), metrics))
         return results
 
     def evaluate(self, batches: Sequence[ClientBatch]) -> list[Metrics]:
         """See `Executor.evaluate`."""
         return [
-            [client.evaluate(own, mail, position, batch.round) for client, own, mail, position in self._each(batch)]
+            [client.scored(own, mail, position, batch.round) for client, own, mail, position in self._each(batch)]
             for batch in batches
         ]
 

@@ -24,7 +24,7 @@ from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.engine.client import ClientData, LocalClient, Piece, RunContext
 from fedc2i.engine.executors.base import ClientBatch, OnClient, Personalised, Trained
 from fedc2i.engine.executors.workers.pool import Layout, Pool, SharedMemory, Worker
-from fedc2i.engine.records import Metrics
+from fedc2i.engine.records import Metrics, Scored
 from fedc2i.methods.messages import Download
 from fedc2i.training.local import Batch
 from fedc2i.training.metrics import defined
@@ -144,6 +144,7 @@ class _Step:
         on_client: OnClient | None,
     ) -> None:
         self._what, self._evaluate, self._on_client = what, evaluate, on_client
+        self._round = batches[0].round
         self._clients = {
             (t, k): LocalClient(batch.context, data[m])
             for t, batch in enumerate(batches)
@@ -195,10 +196,11 @@ class _Step:
             for t, count in enumerate(self._counts)
         ]
 
-    def _metrics_of(self, place: _Place) -> dict[str, float]:
+    def _metrics_of(self, place: _Place) -> Scored:
         client = self._clients[place]
-        means = client.metrics([self._sums[place][piece] for piece in client.pieces()])
-        return defined({name: float(value) for name, value in means.items()})
+        sums = [self._sums[place][piece] for piece in client.pieces()]
+        found = defined({name: float(value) for name, value in client.metrics(sums).items()})
+        return Scored(found, client.last_logits(sums, self._round))
 
 
 class _WorkerState:
