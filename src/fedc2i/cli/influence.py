@@ -24,7 +24,7 @@ def _influence() -> None:
 def show(
     folder: Run,
     seed: Annotated[int | None, typer.Option(help="One of the run's seeds; the first by default.")] = None,
-    client: Annotated[str | None, typer.Option(help="Only what helps this client.")] = None,
+    client: Annotated[str | None, typer.Option(help="Only whose models weigh with this client.")] = None,
     samples: Annotated[int, typer.Option(help="Samples of every client, or as many as it has.")] = 256,
     draws: Annotated[int, typer.Option(help="Draws of the bootstrap.")] = 200,
     level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
