@@ -1,8 +1,8 @@
 """``python -m benchmarks.many_clients``: memory and seconds of a run whose clients' models rest outside the device.
 
 Each run is a process of its own. On a CPU it believes that ``--free`` GB of memory are free, so that models rest in a
-scratch file although this machine may have room for them. With ``--device cuda`` the model is a ResNet-18, and models
-rest in host memory.
+scratch file although this machine may have room for them. With ``--device cuda`` the model is a ResNet-18, and the
+models of 1,000 clients rest in host memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedc2i.methods.fedavg import FedAvg
 
 RUNS = ((200, 20), (1000, 20), (1000, 100))  # clients, and how many take part in a round
 WIDTH, SIDE, CLASSES, TRAIN, TEST, ROUNDS = 650, 16, 10, 8, 4, 2
-GPU_RUNS = ((200, 100), (1000, 20), (1000, 100))
+GPU_RUNS = ((200, 100), (1000, 20), (1000, 100))  # the first is small enough to stay on the device
 GPU_SIDE, GPU_TRAIN, GPU_ROUNDS = 32, 128, 3
 
 
