@@ -157,6 +157,7 @@ def test_version_and_help() -> None:
         assert shown.code == 0
         assert shown.out.strip().startswith("Usage: ")
     assert "--set" in call("run", "--help").out
+    assert "ablation" in call("paper", "--help").out  # help of an argument
 
 
 @pytest.mark.parametrize("arguments", [(), ("data",)])
