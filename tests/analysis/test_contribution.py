@@ -203,6 +203,25 @@ def test_many_clients_are_sampled_and_stop(tmp_path: Path) -> None:
     assert any("needs more runs" in note for note in none.notes)
 
 
+def test_a_class_of_few_samples_leaves_means_over_classes_without_verdict(tmp_path: Path) -> None:
+    """Resamples within a class of one sample always draw that sample."""
+    federation = table_federation(2, samples=16)
+    first, second = federation.clients
+    rare = Split(first.test.x[1::2], first.test.y[1::2].clone())
+    rare.y[0] = 0
+    federation = replace(federation, clients=(replace(first, test=rare), second))
+    (plan,) = prepare(["fedavg"], {**QUICK, "model": "logistic", "seeds": "0,1"}, federation)
+    found = contribution(plan, tmp_path)
+    for metric, known in (("accuracy", True), ("loss", True), ("balanced_accuracy", False), ("auroc", False)):
+        for measure in ("gain", "shapley"):
+            (row,) = (own for own in found.select(measure, metric) if own.receiver == "site 0")
+            assert math.isnan(row.low) == math.isnan(row.high) == math.isnan(row.p) == (not known), (metric, measure)
+            assert known or row.verdict == "not told from zero"
+            assert not math.isnan(row.value)
+    assert not any(math.isnan(row.p) for row in found.rows if row.receiver == "site 1")
+    assert any("Fewer than 5 test samples of a class: site 0 (1 of class no)." in note for note in found.notes)
+
+
 def test_attackers_attack_where_they_are_members(make_federation: Callable[..., Federation], model: Model) -> None:
     settings = {**QUICK, "attack": "sign-flip@b;noise:2@c"}
     (plan,) = prepare(["fedavg"], settings, make_federation((12, 10, 8)), model)

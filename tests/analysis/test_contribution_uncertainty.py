@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedc2i.analysis.contribution.uncertainty import Estimate, coalition_scores, combined, estimate, holm
+from fedc2i.analysis.contribution.uncertainty import Estimate, coalition_scores, estimate, holm, step_of
 from fedc2i.training.metrics import HIGHER_IS_BETTER
 
 ALONE, TOGETHER = frozenset({0}), frozenset({0, 1})
@@ -33,17 +33,64 @@ def test_interval_and_p_are_those_of_a_t_test() -> None:
     assert found.ends == pytest.approx(tuple(expected.confidence_interval(0.95)))
 
 
-def test_variances_add_up_with_the_degrees_of_freedom_of_welch_and_satterthwaite() -> None:
-    found = combined(1.0, [(0.3, 4), (0.1, 9)])
+def test_each_variance_reaches_as_far_as_its_own_degrees_of_freedom_say() -> None:
+    found = Estimate(1.0, ((0.3, 4), (0.1, math.inf)))
     assert found.error == pytest.approx(math.sqrt(0.4))
-    assert found.freedom == pytest.approx(0.4**2 / (0.3**2 / 4 + 0.1**2 / 9))
-    assert combined(1.0, [(0.3, math.inf)]).freedom == math.inf
+    reach = math.sqrt(0.3 * stats.t.ppf(0.975, 4) ** 2 + 0.1 * stats.norm.ppf(0.975) ** 2)
+    assert found.ends == pytest.approx((1 - reach, 1 + reach))
+    assert Estimate(reach, found.parts).p == pytest.approx(0.05)
+    assert Estimate(1e9, found.parts).p < 1e-9
+    assert Estimate(0.7, ((0.2, math.inf),)).p == pytest.approx(2 * stats.norm.sf(0.7 / math.sqrt(0.2)))
+    assert math.isnan(Estimate(1.0, ((math.nan, 2), (0.1, math.inf))).p)
 
 
 def test_no_effect_at_all_is_not_told_from_zero() -> None:
-    assert Estimate(0.0, 0.0, 3).p == 1.0
-    assert Estimate(0.0, 0.0, 3).ends == (0.0, 0.0)
-    assert math.isnan(Estimate(math.nan, 0.1, 3).p)
+    assert Estimate(0.0, ((0.0, 3),)).p == 1.0
+    assert Estimate(0.0, ((0.0, 3),)).ends == (0.0, 0.0)
+    assert math.isnan(Estimate(math.nan, ((0.1, 3),)).p)
+
+
+def test_a_difference_without_any_spread_is_no_proof() -> None:
+    found = estimate({TOGETHER: np.array([[53.0], [53.0]]), ALONE: np.array([[78.0], [78.0]])}, DIFFERENCE)
+    assert (found.value, found.p) == (-25.0, 1.0)
+    assert all(map(math.isnan, found.ends))
+
+
+def test_steps_are_what_one_sample_is_worth() -> None:
+    assert step_of("accuracy", 16, [1, 15]) == step_of("auroc", 16) == 6.25
+    assert step_of("balanced_accuracy", 16, [5, 0, 11]) == 10.0
+    assert step_of("loss", 16) == step_of("accuracy", 0) == 0.0
+
+
+def test_two_seeds_that_agree_on_a_coarse_grid_prove_nothing() -> None:
+    """Both lose 4 of 16 patients: the seeds' variance is 0 but for what the grid hides."""
+    generator = np.random.default_rng(0)
+    draws = generator.integers(16, size=(400, 16))
+    lost = np.zeros(16)
+    lost[:4] = -100.0
+    row = np.concatenate([[lost.mean()], lost[draws].mean(1)])
+    values = {TOGETHER: np.stack([row, row]), ALONE: np.zeros((2, 401))}
+    found = estimate(values, DIFFERENCE, step=100 / 16)
+    assert found.value == -25.0
+    assert found.p > 0.05
+    seeds = 2 * (100 / 16) ** 2 / 12 / 2  # of a mean of two differences of two rounded scores
+    assert found.parts[1] == (pytest.approx(seeds), 1)
+    assert found.ends[1] > 0
+    unchanged = estimate({TOGETHER: np.zeros((2, 401)), ALONE: np.zeros((2, 401))}, DIFFERENCE, step=100 / 16)
+    assert (unchanged.ends, unchanged.p) == ((0.0, 0.0), 1.0)
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_no_effect_is_rarely_called_one_with_few_seeds_and_samples(seeds: int) -> None:
+    """Accuracies of 16 samples, whose seeds often agree by chance."""
+    generator, told, cases = np.random.default_rng(0), 0, 600
+    for _ in range(cases):
+        effect = generator.normal(scale=8.0, size=(seeds, 1))
+        scores = np.round((effect + generator.normal(scale=3.0)) * 16 / 100) * 100 / 16
+        resamples = scores.mean() + generator.normal(scale=3.0, size=(1, 60))
+        values = {TOGETHER: np.hstack([scores, np.repeat(resamples, seeds, axis=0)]), ALONE: np.zeros((seeds, 61))}
+        told += estimate(values, DIFFERENCE, step=100 / 16).p < 0.05
+    assert told / cases <= 0.055
 
 
 def test_scores_are_turned_so_that_higher_is_better() -> None:
@@ -58,7 +105,7 @@ def test_coalitions_see_the_same_resamples() -> None:
     logs = np.log(np.random.default_rng(0).dirichlet((1, 1), size=(1, 30)))
     labels = np.arange(30) % 2
     values = {TOGETHER: coalition_scores(logs, labels, "loss"), ALONE: coalition_scores(logs, labels, "loss")}
-    assert estimate(values, DIFFERENCE) == Estimate(0.0, 0.0, math.inf)
+    assert estimate(values, DIFFERENCE) == Estimate(0.0, ((0.0, math.inf),))
 
 
 def test_scores_without_predictions_have_the_spread_of_seeds_alone() -> None:

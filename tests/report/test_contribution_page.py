@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from fedc2i.analysis.contribution.records import GAIN, Agreement, Contribution, Row, Score
-from fedc2i.engine.records import POINTS
+from fedc2i.engine.records import POINTS, Predictions
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedrep import FedRep
 from fedc2i.methods.local import Local
@@ -61,6 +62,67 @@ def test_a_receiver_that_nothing_changes_has_no_interval() -> None:
     assert [cell and cell.ends for cell in view.rows[2]] == ["no change", "no change", None]
 
 
+def test_a_receiver_without_an_interval_says_so() -> None:
+    own, unknown = contribution(), {"low": math.nan, "high": math.nan, "p": math.nan}
+    own = replace(own, rows=tuple(replace(row, **unknown) if row.receiver == "north" else row for row in own.rows))
+    assert "+3.00 points of accuracy from taking part is not told from zero (no interval)" in sentences(own)[0]
+    view = contribution_view(own)
+    assert view.bars[0].text == "+3.00 (no interval)"
+    assert math.isfinite(view.bars[0].low)
+    assert (view.rows[0][1].ends, view.rows[0][1].told) == ("no interval", False)  # type: ignore[union-attr]
+    console = Console(width=120, file=io.StringIO())
+    print_contribution(console, own)
+    assert "nan" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_loser_is_not_said_to_owe_its_loss_to_who_helps_it() -> None:
+    own = contribution()
+    loses = {"value": -3.0, "low": -5.0, "high": -1.0}
+    rows = (replace(row, **loses) if (row.measure, row.receiver) == (GAIN, "north") else row for row in own.rows)
+    assert sentences(replace(own, rows=tuple(rows)))[0] == (
+        "north loses 3.00 points of accuracy from taking part (95 % interval 1.00 to 5.00); south adds most (+4.00); "
+        "west (-1.00) costs it."
+    )
+
+
+def test_what_rounding_hides_is_no_difference() -> None:
+    federation = blank_federation(NAMES)
+    local = made_up(federation, {0: [[65, 60, 80]]}, method=Local())
+    found = members([local, made_up(federation, {0: [[65 - 1.4e-14, 60 - 0.0049, 80]]})], [None, None])
+    assert found is not None
+    assert [row.difference for row in found.rows] == ["+0.00", "+0.00", "+0.00"]
+    assert found.warnings == ()
+
+
+def predicted(right: list[list[bool]], labels: list[int], seeds: tuple[int, ...]) -> Predictions:
+    """Of one client for every list of guesses, the same with each seed."""
+    logs = [np.log([[0.9, 0.1] if (own == 0) == hit else [0.1, 0.9]]) for row in right
+            for own, hit in zip(labels, row, strict=True)]  # fmt: skip
+    every = np.concatenate(logs).astype(np.float32)
+    found = {(seed, point): every for seed in seeds for point in POINTS}
+    return Predictions(np.array(labels * len(right)), tuple(len(labels) for _ in right), found)
+
+
+@pytest.mark.parametrize(("labels", "metric", "has_interval"), [
+    ([0] + [1] * 15, "accuracy", True),
+    ([0] + [1] * 15, "balanced_accuracy", False),
+    ([0] * 5 + [1] * 11, "balanced_accuracy", True),
+])  # fmt: skip
+def test_beside_local_two_seeds_that_agree_are_no_proof(labels: list[int], metric: str, has_interval: bool) -> None:
+    federation = blank_federation(("north",))
+    score = {0: [[60.0]], 1: [[60.0]]}
+    together, local = (made_up(federation, score, method=own) for own in (FedAvg(), Local()))
+    config = replace(together.config, metric=metric)
+    hits = [k >= 4 for k in range(16)]
+    ours = replace(together, config=config, predictions=predicted([hits], labels, (0, 1)))
+    alone = replace(local, config=config, predictions=predicted([[True] * 16], labels, (0, 1)))
+    found = members([alone, ours], [None, None])
+    assert found is not None
+    assert bool(found.rows[0].ends) == has_interval
+    assert not found.rows[0].is_certain
+    assert ("fewer than 5 test samples of a class at north" in found.note) == (not has_interval)
+
+
 def test_sentences_say_what_is_certain_and_what_is_not() -> None:
     own = contribution()
     assert headline(own) == (
@@ -73,7 +135,7 @@ def test_sentences_say_what_is_certain_and_what_is_not() -> None:
         "(+4.00); west (-1.00) costs it."
     )
     assert "a difference of -0.50 points of accuracy from taking part is not told from zero" in south
-    assert "north (+0.25, not told from zero)" in south
+    assert "north adds most (+0.25, not told from zero)" in south
 
 
 def test_a_loss_is_written_without_percent() -> None:

@@ -215,8 +215,8 @@ class SiteCoalitions:
         """Never: a few seeds do not say how close two scores are."""
         return False
 
-    def labels(self, receiver: int) -> list[int]:
-        """None: sites report no scores of single classes."""
+    def class_sizes(self, receiver: int) -> list[int]:
+        """Not known: sites report neither these nor scores of single classes."""
         return []
 
     def results(self, coalition: Coalition) -> list[Result]:

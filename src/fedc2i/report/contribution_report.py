@@ -17,6 +17,7 @@ MEASURE_WORDS = {"shapley": "Shapley value", "leave-one-out": "leave-one-out", "
 UNPROVEN = "not told from zero"
 MOST_SHOWN = 12  # clients in a table of the terminal
 UNCHANGED = "no change"  # in any seed or resample: the interval is a point
+NO_INTERVAL = "no interval"
 _STYLE = {"helps": "green", "costs": "red"}
 
 
@@ -55,10 +56,10 @@ def member_sentence(own: Contribution, name: str) -> str:
         text = f"{name}: a difference of {_value(row, own)} from taking part is {UNPROVEN} {_ends(row, own)}"
     else:
         text = f"{name} {verb} {_value(row, own, signed=False)} from taking part {_ends(row, own)}"
-    first = first_helper(own, name)
+    first = first_giver(own, name)
     if first is not None and first.value > 0:
         sure = "" if first.verdict == "helps" else f", {UNPROVEN}"
-        most = f"most comes from {first.giver}" if verb == "gains" else f"the largest part is from {first.giver}"
+        most = f"most comes from {first.giver}" if verb == "gains" else f"{first.giver} adds most"
         text += f"; {most} ({_value(first, own)}{sure})"
     costs = [pair for pair in givers_of(own, name) if pair.verdict == "costs"]
     if costs:
@@ -73,8 +74,10 @@ def is_unchanged(row: Row) -> bool:
 
 
 def interval_text(row: Row, digits: int, between: str) -> str:
-    """Both ends of the interval."""
-    return UNCHANGED if is_unchanged(row) else f"{row.low:+.{digits}f}{between}{row.high:+.{digits}f}"
+    """Both ends of the interval, if it has one."""
+    if math.isnan(row.low):
+        return NO_INTERVAL
+    return UNCHANGED if is_unchanged(row) else f"{row.low:+z.{digits}f}{between}{row.high:+z.{digits}f}"
 
 
 def gain_of(own: Contribution, name: str) -> Row:
@@ -88,22 +91,24 @@ def givers_of(own: Contribution, name: str) -> list[Row]:
     return sorted(pairs, key=lambda row: -row.value)
 
 
-def first_helper(own: Contribution, name: str) -> Row | None:
+def first_giver(own: Contribution, name: str) -> Row | None:
     """The giver with the largest value, if any is known."""
     return next(iter(givers_of(own, name)), None)
 
 
 def _value(row: Row, own: Contribution, signed: bool = True) -> str:
     words = metric_words(own.metric)
-    number = f"{row.value:+.{words.digits}f}" if signed else f"{abs(row.value):.{words.digits}f}"
+    number = f"{row.value:+z.{words.digits}f}" if signed else f"{abs(row.value):.{words.digits}f}"
     unit = f"{words.points} of {words.name}" if words.points else f" {words.name}"
     return number + (unit if row.measure == GAIN else "")
 
 
 def _ends(row: Row, own: Contribution) -> str:
     digits = metric_words(own.metric).digits
+    if math.isnan(row.low):
+        return f"({NO_INTERVAL})"
     low, high = (row.low, row.high) if row.value >= 0 or row.verdict == UNPROVEN else (-row.high, -row.low)
-    return f"(95 % interval {low:.{digits}f} to {high:.{digits}f})"
+    return f"(95 % interval {low:z.{digits}f} to {high:z.{digits}f})"
 
 
 def agreement_sentence(own: Contribution) -> str:
@@ -159,7 +164,7 @@ def _gain_table(own: Contribution) -> RichTable:
         right, wraps = title in ("alone", "together", "difference"), title in ("verdict", "first giver")
         table.add_column(title, justify="right" if right else "left", no_wrap=not wraps)
     for name in own.clients:
-        score, row, first = own.score(name), gain_of(own, name), first_helper(own, name)
+        score, row, first = own.score(name), gain_of(own, name), first_giver(own, name)
         numbers = [f"{value:.{words.digits}f}".replace("nan", "–") for value in (score.alone, score.together)]
         giver = "" if first is None or first.value <= 0 else f"{first.giver} {_value(first, own)}"
         sure = "" if first is None or first.verdict != UNPROVEN or not giver else " (?)"
@@ -189,7 +194,7 @@ def _cell(row: Row | None, digits: int) -> Text:
     if row is None or math.isnan(row.value):
         return Text("–" if row is not None else "")
     mark = "" if row.verdict == UNPROVEN else " *"
-    text = f"{row.value:+.{digits}f}{mark}\n{interval_text(row, digits, ' .. ')}"
+    text = f"{row.value:+z.{digits}f}{mark}\n{interval_text(row, digits, ' .. ')}"
     return Text(text, _STYLE.get(row.verdict, "dim"))
 
 

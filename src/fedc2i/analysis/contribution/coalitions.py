@@ -31,7 +31,6 @@ Array = np.ndarray[Any, Any]
 RUNS = "coalitions"  # the folder of their runs
 ON_GPU = 4  # processes that share one
 REACHED = 0.1  # of its standard error: so close to everyone's log-loss, an order is not followed further
-FEWEST_OF_CLASS = 5  # test samples of a class
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ class Game(Protocol):
     def has_reached(self, coalition: Coalition, receiver: int) -> bool:
         """Whether the receiver's score is that of everyone's run, so that an order need not be followed further."""
 
-    def labels(self, receiver: int) -> list[int]:
-        """Classes of which values can be had for a receiver."""
+    def class_sizes(self, receiver: int) -> list[int]:
+        """A receiver's test samples of each class; empty if they are not known."""
 
     def results(self, coalition: Coalition) -> list[Result]:
         """The runs of all seeds."""
@@ -216,10 +215,9 @@ class CoalitionRuns:
         error = difference.std(ddof=1) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
         return bool(abs(difference.mean()) <= REACHED * error)
 
-    def labels(self, receiver: int) -> list[int]:
-        """Classes of which a receiver has some test samples."""
-        counts = self.plan.federation.clients[receiver].test.y.bincount().tolist()
-        return [label for label, count in enumerate(counts) if count >= FEWEST_OF_CLASS]
+    def class_sizes(self, receiver: int) -> list[int]:
+        """A receiver's test samples of each class."""
+        return [int(count) for count in self.plan.federation.clients[receiver].test.y.bincount()]
 
     def results(self, coalition: Coalition) -> list[Result]:
         """The runs of all seeds, as they were written."""

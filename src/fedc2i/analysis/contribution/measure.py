@@ -12,9 +12,18 @@ import numpy as np
 from fedc2i.analysis import weights
 from fedc2i.analysis.contribution import shapley
 from fedc2i.analysis.contribution.coalitions import Array, CoalitionRuns, Game, Work, require
+from fedc2i.analysis.contribution.notes import scarce_classes
 from fedc2i.analysis.contribution.records import GAIN, MEASURES, Agreement, Contribution, Row, Score
 from fedc2i.analysis.contribution.shapley import MOST_EXACT, Coalition, Contrast, Ring
-from fedc2i.analysis.contribution.uncertainty import Estimate, estimate, holm
+from fedc2i.analysis.contribution.uncertainty import (
+    FEWEST_OF_CLASS,
+    ROUNDING,
+    Estimate,
+    estimate,
+    holm,
+    is_scarce,
+    step_of,
+)
 from fedc2i.analysis.rank_agreement import agree_overall
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.runs.plan import Plan
@@ -24,7 +33,6 @@ MOST_RUNS = 400  # coalitions, where not all are run
 FEWEST_RINGS, MOST_RINGS = 3, 50
 OF_CLASS = ("accuracy", "loss")  # scores of the samples of one class
 FEW_SEEDS = 5  # below, a line says that intervals are wide
-ROUNDING = 1e-9  # a value below is 0 but for the rounding of a sum
 MOST_OF_CLASS = 4000  # pairs and classes, in a file that a person still reads
 
 
@@ -84,7 +92,7 @@ def measured(runs: Game, folder: Path, most_runs: int = MOST_RUNS) -> Contributi
         tuple(found.score(*own) for own in every),
         tuple(rows),
         tuple(_agreement(found, rows)),
-        (*_notes(plan, orders), *runs.notes),
+        (*_notes(plan, orders), *scarce_classes(runs), *runs.notes),
     )
     own.write(folder)
     return own
@@ -176,6 +184,8 @@ class Values:
     def __init__(self, runs: Game) -> None:
         self.runs, self.clients = runs, len(runs.plan.federation.names)
         self._found: dict[tuple[Coalition, int, str, Point, int | None], Array] = {}
+        self._samples = [own["test"] for own in runs.plan.federation.samples().values()]
+        self._class_sizes = [runs.class_sizes(receiver) for receiver in range(self.clients)]
 
     def pairs(self) -> list[tuple[int, int]]:
         """Receivers and givers."""
@@ -193,6 +203,26 @@ class Values:
             values[own] = self._found[key]
         return values
 
+    def estimate(
+        self,
+        receiver: int,
+        metric: str,
+        point: Point,
+        contrast: Contrast,
+        rings: Sequence[Contrast] = (),
+        label: int | None = None,
+    ) -> Estimate:
+        """A weighted sum of them; without an error where too few samples of a class decide a mean over classes."""
+        sizes = self._class_sizes[receiver]
+        samples = self._samples[receiver] if label is None else sizes[label]
+        values = self.of(receiver, metric, point, contrast, label)
+        found = estimate(values, contrast, rings, step_of(metric, samples, sizes))
+        return Estimate(found.value) if is_scarce(metric, sizes) else found
+
+    def labels(self, receiver: int) -> list[int]:
+        """Classes of which a receiver has enough test samples for separate values."""
+        return [label for label, size in enumerate(self._class_sizes[receiver]) if size >= FEWEST_OF_CLASS]
+
     def score(self, receiver: int, metric: str, point: Point) -> Score:
         """Alone and with everyone; of a loss, lower is better."""
         ends = frozenset({receiver}), frozenset(range(self.clients))
@@ -209,7 +239,7 @@ def _gains(found: Values) -> list[Row]:
         estimates = []
         for receiver in range(found.clients):
             contrast = shapley.gain(receiver, found.clients)
-            estimates.append(estimate(found.of(receiver, metric, point, contrast), contrast))
+            estimates.append(found.estimate(receiver, metric, point, contrast))
         where = [(GAIN, "", name, metric, point, "") for name in names]
         rows += _rows(where, estimates)
     return rows
@@ -224,7 +254,7 @@ def _pairs(found: Values, orders: _Orders) -> list[Row]:
             contrast, rings = _contrast(measure, receiver, giver, found.clients, orders)
             if contrast is None or not found.runs.has(contrast):
                 continue
-            estimates.append(estimate(found.of(receiver, metric, point, contrast), contrast, rings))
+            estimates.append(found.estimate(receiver, metric, point, contrast, rings))
             where.append((measure, names[giver], names[receiver], metric, point, ""))
         rows += _rows(where, estimates)
     return rows
@@ -250,10 +280,9 @@ def _classes(found: Values, orders: _Orders) -> list[Row]:
         where, estimates = [], []
         for receiver, giver in found.pairs():
             contrast, rings = orders.contrasts(receiver, giver, found.clients)
-            for label in [] if contrast is None else found.runs.labels(receiver):
+            for label in [] if contrast is None else found.labels(receiver):
                 assert contrast is not None
-                values = found.of(receiver, metric, point, contrast, label)
-                estimates.append(estimate(values, contrast, rings))
+                estimates.append(found.estimate(receiver, metric, point, contrast, rings, label))
                 names = federation.names[giver], federation.names[receiver]
                 where.append(("shapley", *names, metric, point, federation.classes[label]))
         rows += _rows(where, estimates)
@@ -264,7 +293,7 @@ def _rows(where: Sequence[tuple[str, str, str, str, Point, str]], estimates: Seq
     """With p-values corrected for all of them."""
     corrected, rows = holm([own.p for own in estimates]), []
     for place, own, p in zip(where, estimates, corrected, strict=True):
-        value, low, high = (0.0 if abs(number) < ROUNDING else number for number in (own.value, *own.ends))
+        value, low, high = (0.0 if abs(number) <= ROUNDING else number for number in (own.value, *own.ends))
         rows.append(Row(*place, value, low, high, p))
     return rows
 

@@ -97,11 +97,11 @@ def _bars(own: Contribution) -> tuple[tuple[GainBar, ...], float]:
     """Gains with intervals on a common scale, and where zero is on it."""
     words, gains = metric_words(own.metric), own.select(GAIN)
     known = [value for row in gains for value in (row.value, row.low, row.high, 0.0) if math.isfinite(value)]
-    low, high = min(known, default=0.0), max(known, default=0.0)
-    span = (high - low) or 1.0
+    start = min(known, default=0.0)
+    span = (max(known, default=0.0) - start) or 1.0
 
     def at(value: float) -> float:
-        return round(100 * (value - low) / span, 2)
+        return round(100 * (value - start) / span, 2)
 
     bars = []
     for row in gains:
@@ -109,9 +109,10 @@ def _bars(own: Contribution) -> tuple[tuple[GainBar, ...], float]:
             bars.append(GainBar(row.receiver, "–", at(0.0), 0.0, at(0.0), at(0.0), "unproven"))
             continue
         ends = sorted((at(0.0), at(row.value)))
-        text = f"{row.value:+.{words.digits}f} ({interval_text(row, words.digits, ' to ')})"
+        text = f"{row.value:+z.{words.digits}f} ({interval_text(row, words.digits, ' to ')})"
         kind = {"helps": "plus", "costs": "minus"}.get(row.verdict, "unproven")
-        bars.append(GainBar(row.receiver, text, ends[0], ends[1] - ends[0], at(row.low), at(row.high), kind))
+        low, high = (row.value, row.value) if math.isnan(row.low) else (row.low, row.high)
+        bars.append(GainBar(row.receiver, text, ends[0], ends[1] - ends[0], at(low), at(high), kind))
     return tuple(bars), at(0.0)
 
 
@@ -127,7 +128,7 @@ def _cell(row: Row | None, top: float, digits: int) -> HeatCell | None:
         return None
     told = row.verdict != UNPROVEN
     shade = round(row.value / top * (1.0 if told else PALE), 3)
-    return HeatCell(f"{row.value:+.{digits}f}", interval_text(row, digits, " to "), shade, told)
+    return HeatCell(f"{row.value:+z.{digits}f}", interval_text(row, digits, " to "), shade, told)
 
 
 def _classes(own: Contribution) -> tuple[str, ...]:

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fedc2i.analysis.contribution.records import Contribution
-from fedc2i.analysis.paired_bootstrap import interval, resampled_averages
+from fedc2i.analysis.contribution.shapley import gain
+from fedc2i.analysis.contribution.uncertainty import FEWEST_OF_CLASS, coalition_scores, estimate, is_scarce, step_of
 from fedc2i.analysis.weights import finite_mean
 from fedc2i.engine.records import Point
 from fedc2i.report.comparison import has_samples
-from fedc2i.report.contribution_report import UNPROVEN, first_helper, gain_of, interval_text
+from fedc2i.report.contribution_report import UNPROVEN, first_giver, gain_of, interval_text
 from fedc2i.report.html.influence_text import client_influences
 from fedc2i.report.html.side_by_side import common_seeds, restricted
 from fedc2i.report.table import WHEN, counted, decimals, metric_words
@@ -28,7 +29,7 @@ CLOSE = 1.0  # points above the most frequent class that are no gain over guessi
 
 
 class Member(NamedTuple):
-    """A row: scores, their difference (positive is better) with its interval, the first helper, and the proof."""
+    """A row: scores, their difference (positive is better) with its interval, the first giver, and the proof."""
 
     name: str
     alone: str
@@ -87,11 +88,11 @@ def _labelled(by_method: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]
 def _of_contribution(result: Result, own: Contribution) -> Members:
     words, rows = metric_words(own.metric), []
     for name in own.clients:
-        score, gain, first = own.score(name), gain_of(own, name), first_helper(own, name)
+        score, gain, first = own.score(name), gain_of(own, name), first_giver(own, name)
         helper = "–" if first is None or first.value <= 0 else first.giver
         proof = "–"
         if first is not None and first.value > 0:
-            value = f"adds {first.value:+.{words.digits}f}"
+            value = f"adds {first.value:+z.{words.digits}f}"
             proof = f"{value}, {UNPROVEN}" if first.verdict == UNPROVEN else f"helps: {value}, p {first.p:.2g}"
         ends = interval_text(gain, words.digits, " to ")
         told = gain.verdict != UNPROVEN
@@ -99,9 +100,9 @@ def _of_contribution(result: Result, own: Contribution) -> Members:
     title = f"{result.label}: each client alone and together, {words.title} {WHEN[own.point]}"
     note = (
         f"Measured by fedc2i contribution with {counted(len(own.seeds), 'seed')}: alone is the method Local, the first "
-        "helper has the largest value over coalitions. Difference: positive is better."
+        "giver has the largest value over coalitions. Difference: positive is better."
     )
-    return Members(title, "first helper", tuple(rows), note, _warnings(rows))
+    return Members(title, "first giver", tuple(rows), note, _warnings(rows))
 
 
 def _against_local(result: Result, local: Result) -> Members:
@@ -113,7 +114,7 @@ def _against_local(result: Result, local: Result) -> Members:
     for k, name in enumerate(names):
         difference = words.sign * float(ours[k] - alone[k])
         found = _interval(result, local, point, seeds, k)
-        ends = "" if found is None else f"{found[0]:+.{words.digits}f} to {found[1]:+.{words.digits}f}"
+        ends = "" if found is None else f"{found[0]:+z.{words.digits}f} to {found[1]:+z.{words.digits}f}"
         helper, proof = "–", "no influence is measured"
         if influences and influences[k].learned:
             first, share = influences[k].learned[0]
@@ -123,9 +124,16 @@ def _against_local(result: Result, local: Result) -> Members:
         rows.append(_member(name, float(alone[k]), float(ours[k]), difference, ends, helper, proof, metric, told))
     title = f"{result.label}: each client alone (Local) and together, {words.title} {WHEN[point]}"
     note = (
-        f"{counted(len(seeds), 'common seed')}; difference: positive is better, 95 % interval by paired bootstrap. λ "
-        "says who weighs most in a client's mixture; fedc2i contribution RUN measures who helps."
+        f"{counted(len(seeds), 'common seed')}; difference: positive is better, 95 % interval over test samples and "
+        "seeds. λ says who weighs most in a client's mixture; fedc2i contribution RUN measures who helps."
     )
+    scarce = [name for k, name in enumerate(names) if is_scarce(metric, _class_sizes(result, k))]
+    if scarce:
+        more = f" and {len(scarce) - MOST_NAMED} more" if len(scarce) > MOST_NAMED else ""
+        note += (
+            f" No interval: fewer than {FEWEST_OF_CLASS} test samples of a class at "
+            f"{', '.join(scarce[:MOST_NAMED])}{more}."
+        )
     return Members(title, "weighs most", tuple(rows), note, _warnings(rows))
 
 
@@ -141,22 +149,37 @@ def _member(
     told: bool,
 ) -> Member:
     digits = metric_words(metric).digits
-    numbers = [f"{alone:.{digits}f}", f"{together:.{digits}f}", f"{difference:+.{digits}f}"]
+    numbers = [f"{alone:.{digits}f}", f"{together:.{digits}f}", f"{difference:+z.{digits}f}"]
     first, second, third = (number.replace("+nan", "–").replace("nan", "–") for number in numbers)
     ends = "" if "nan" in ends else ends
-    return Member(name, first, second, third, ends, helper, proof, difference < 0, told)
+    shown = round(difference, digits)  # what is rounded away is no difference
+    return Member(name, first, second, third, ends, helper, proof, shown < 0, told and shown != 0)
 
 
 def _interval(
     result: Result, local: Result, point: Point, seeds: tuple[int, ...], client: int
 ) -> tuple[float, float] | None:
-    """Of the difference of one client, over seeds and test samples; None without predictions."""
+    """Of the difference of one client, over seeds and test samples; None where it cannot be told."""
     ours, alone = result.predictions, local.predictions
     if ours is None or alone is None or not seeds or not has_samples([result, local]):
         return None
-    metric = result.config.metric
-    found = resampled_averages((ours, alone), point, metric, seeds, (client,))
-    return interval(metric_words(metric).sign * (found[0] - found[1]))
+    metric, rows = result.config.metric, ours.rows(client)
+    labels = ours.labels[rows]
+    sizes = _class_sizes(result, client)
+    if is_scarce(metric, sizes):
+        return None
+    contrast, logs = gain(0, 2), {}
+    for coalition, own in zip(contrast, (ours, alone), strict=True):
+        logs[coalition] = np.stack([own.logs[seed, point][rows] for seed in seeds])
+    values = {coalition: coalition_scores(own, labels, metric) for coalition, own in logs.items()}
+    low, high = estimate(values, contrast, step=step_of(metric, len(labels), sizes)).ends
+    return None if math.isnan(low) else (low, high)
+
+
+def _class_sizes(result: Result, client: int) -> list[int]:
+    """Test samples of each class; empty where only a site knows."""
+    own = result.predictions
+    return [] if own is None else [int(size) for size in np.bincount(own.labels[own.rows(client)])]
 
 
 def _warnings(rows: Sequence[Member]) -> tuple[str, ...]:
