@@ -325,6 +325,7 @@ MISTAKES: dict[str, tuple[Callable[[], None], str, Sequence[str]]] = {
         ["gamma", "at least 0", "got", "-1"],
     ),
     "unknown model": (images, "run local --data folder:images --model resnet", ["unknown model 'resnet'", "lenet5"]),
+    "file without class": (with_file("own.py"), "run own.py", ["own.py: add :CLASS"]),
     "broken file": (with_file("own.py"), "run own.py:Mine", ["own.py: SyntaxError"]),
     "no validation data": (
         lambda: client_arrays("a"),
@@ -333,7 +334,11 @@ MISTAKES: dict[str, tuple[Callable[[], None], str, Sequence[str]]] = {
     ),
     "partition": (images, "run local --data folder:images --partition dirichlet", ["partition 'dirichlet'"]),
     "too many parts": (images, "run local --data folder:images --partition iid:9", ["at least", "smaller K"]),
-    "rounds": (images, "run local --data folder:images --rounds none-at-all", ["'rounds' must be integer"]),
+    "rounds": (
+        images,
+        "run local --data folder:images --rounds five",
+        ["rounds must be a whole number of at"],
+    ),
     "no rounds": (images, "run local --data folder:images --rounds 0", ["rounds must be"]),
     "seeds": (images, "run local --data folder:images --seeds 1,1", ["seeds must be different"]),
     "device": (images, "run local --data folder:images --device tpu", ["device", "auto", "cpu", "cuda", "tpu"]),

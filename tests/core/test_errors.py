@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from fedc2i import UserError
-from fedc2i.core.errors import flaw, nearest
+from fedc2i.core.errors import flaw, how_to_install, nearest
 from fedc2i.data import sources
 from fedc2i.data.federation import InputSpec
 from fedc2i.methods.base import get_method
@@ -37,6 +40,26 @@ def test_a_mistyped_name_is_recognised(ask: Callable[[], object], meant: str) ->
 @pytest.mark.parametrize("name", ["", "xyzzy", "gamma", "\x1b[2Jgamma" * 50, 7, None])
 def test_nothing_is_made_up(name: object) -> None:
     assert nearest(name, ("gamma", "rounds")) == ""
+
+
+def test_case_does_not_matter_and_the_true_spelling_is_shown() -> None:
+    assert nearest("hospitl", ("AGE", "HOSPITAL")) == nearest("HOSPITL", ("Age", "HOSPITAL"))
+    assert nearest("hospitl", ("AGE", "HOSPITAL")) == " (did you mean 'HOSPITAL'?)"
+
+
+def test_an_extra_is_installed_with_and_without_a_clone() -> None:
+    root = Path(__file__).parents[2]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {
+        found
+        for file in (root / "src").rglob("*.py")
+        for found in re.findall(r"how_to_install\([\"']([\w-]+)[\"']\)", file.read_text())
+    }
+    assert {"flower", "report", "table"} <= named <= extras.keys()
+    assert (root / "constraints.txt").is_file()
+    assert how_to_install("flower") == (
+        "pip install 'fedc2i[flower]', or in a clone pip install -c constraints.txt -e '.[flower]'"
+    )
 
 
 def test_a_flaw_is_told_in_words_about_the_file() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any, Literal
 
 import pytest
@@ -52,7 +52,7 @@ def test_options_are_listed_with_default_choices_range_and_help() -> None:
         "shade": "a finite number of at least 0 | dark(NUMBER)",
         "dry": "true | false",
         "name": "text",
-        "plain": "integer",
+        "plain": "a whole number",
     }
 
 
@@ -78,7 +78,7 @@ def test_options_are_listed_with_default_choices_range_and_help() -> None:
     ],
 )
 def test_convert(value: Any, hint: Any, want: Any) -> None:
-    got = convert(value, hint, "here")
+    got = convert(value, make_dataclass("Own", [("here", hint)]), "here")
     assert got == want
     assert type(got) is type(want)
 
@@ -86,25 +86,25 @@ def test_convert(value: Any, hint: Any, want: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "hint", "allowed"),
     [
-        ("3.5", int, "integer"),
-        (3.5, int, "integer"),
-        ("three", int, "integer"),
-        ("", int, "integer"),
-        ("inf", int, "integer"),
-        ("nan", int, "integer"),
-        (True, int, "integer"),
-        (True, float, "number"),
-        ("fast", float, "number"),
+        ("3.5", int, "a whole number"),
+        (3.5, int, "a whole number"),
+        ("three", int, "a whole number"),
+        ("", int, "a whole number"),
+        ("inf", int, "a whole number"),
+        ("nan", int, "a whole number"),
+        (True, int, "a whole number"),
+        (True, float, "a number"),
+        ("fast", float, "a number"),
         ("blue", Colour, r"red \| green"),
-        ("some", int | Literal["all"], r"integer \| all"),
+        ("some", int | Literal["all"], r"a whole number \| all"),
         ("maybe", bool, r"true \| false"),
-        ("x", float | None, r"number \| none"),
-        ([1], float, "number"),
+        ("x", float | None, r"a number \| none"),
+        ([1], float, "a number"),
     ],
 )
 def test_convert_refuses_and_says_what_is_allowed(value: Any, hint: Any, allowed: str) -> None:
     with pytest.raises(UserError, match=f"^here must be {allowed}, got "):
-        convert(value, hint, "here")
+        convert(value, make_dataclass("Own", [("here", hint)]), "here")
 
 
 def test_describe_an_unknown_type_by_its_name() -> None:

@@ -17,9 +17,9 @@ def test_a_neighbour_is_refused_wherever_the_command_runs(tmp_path: Path, monkey
     for path in (sys.path, [str(tmp_path), *sys.path]):  # as the installed command, and as `python -m fedc2i` there
         monkeypatch.setattr(sys, "path", path)
         with pytest.raises(UserError, match=r"prox.py: imports 'help_er' from beside it, which no checksum covers"):
-            load_plugin(f"{tmp_path}/prox.py:mu")
+            load_plugin(f"{tmp_path}/prox.py:mu", callable)
 
 
 def test_installed_packages_may_be_imported(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import json\nimport torch\n\nmu = 3\n")
-    assert load_plugin(f"{tmp_path}/own.py:mu")[0] == 3
+    assert load_plugin(f"{tmp_path}/own.py:mu", callable)[0] == 3

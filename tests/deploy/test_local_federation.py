@@ -63,7 +63,7 @@ def refused(*words: str) -> str:
     ("words", "line"),
     [
         (("--set", "checkpoint_seconds=3"), "checkpoint_seconds=3.0 is for engine=inprocess"),
-        (("--set", "wire=float8"), "'wire' must be float32 | float16"),
+        (("--set", "wire=float8"), "wire must be float32 | float16"),
         (("--sites", "9"), "--sites must be 1..4"),
         (("--sites", "2", "--min-sites", "3"), "--min-sites must be 1..2"),
         (("--set", "partition=dirichlet:10:0.5"), "a site is one client of the data"),

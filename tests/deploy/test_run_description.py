@@ -233,7 +233,7 @@ def settings_with(**more: Any) -> dict[str, Any]:
         (settings_with(model="nosuch"), "nosuch"),
         (settings_with(future=1), "unknown setting 'future'"),
         (settings_with(options={"future": 1}), "unknown setting 'future'"),
-        (settings_with(lr="fast"), "'lr' must be number, got 'fast'"),
+        (settings_with(lr="fast"), "lr must be a finite number above 0, got 'fast'"),
         (settings_with(rounds=0), "rounds must be"),
     ],
     ids=lambda own: str(own)[-30:],

@@ -500,7 +500,7 @@ def test_a_job_from_single_keys() -> None:
     assert (found.out, found.method, found.count, found.wait) == (Path("run"), "fedavg", 2, 3.0)
     assert found.settings == {"lr": "0.1", "mu": "2", "rounds": 20, "seeds": "0,1"}
     assert found.policy == Policy(9.0, 2, half=True)
-    with pytest.raises(UserError, match=r"'wire' must be float32 \| float16"):
+    with pytest.raises(UserError, match=r"^wire must be float32 \| float16"):
         Job.from_config({**KEYS, "wire": "float8"})
 
 

@@ -112,7 +112,7 @@ def test_own_options_outrank_shared_ones(federation: Federation) -> None:
         ("fedc2i:gamma", "no option 'gamma', .* written name=value"),
         ("fedc2i:lr=1", "no option 'lr'"),
         ("local:gamma=1", "'local:gamma=1': no option 'gamma', allowed are anchor, average"),
-        ("fedc2i:gamma=big", r"'fedc2i:gamma=big': gamma must be number \| ramp\(.*, got 'big'"),
+        ("fedc2i:gamma=big", r"'fedc2i:gamma=big': gamma must be a finite number of at least 0 \| ramp\(.*, got 'big'"),
         ("fedc2i:gamma=-1", "gamma must be a finite number of at least 0 .*, got '-1"),
         (3, "a method is a name such as fedc2i or a fedc2i.Method, got '3'"),
         (FedC2I, "a method is a name such as fedc2i or a fedc2i.Method"),
@@ -256,8 +256,8 @@ def test_method_and_model_from_a_file_run(federation: Federation, plugin: Path) 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Missing", r"own\.py defines no 'Missing', only .*Mine.*small"),
-        ("", r"own\.py defines no ''"),
+        ("Mime", r"own\.py defines no 'Mime' \(did you mean 'Mine'\?\), only Mine, Nameless$"),
+        ("", r"own\.py defines no '', only Mine, Nameless$"),
         ("number", r"own\.py:number is not a subclass of fedc2i\.Method"),
         ("small", r"own\.py:small is not a subclass of fedc2i\.Method"),
         ("Nameless", r"own\.py:Nameless needs its own class attributes name and title"),
@@ -278,7 +278,7 @@ def test_names_in_a_file_that_are_no_method(federation: Federation, plugin: Path
         ("number", r"own\.py:number\(classes, shape\): TypeError: .*not callable"),
         ("wide", "has 5 outputs, but the data has 4 classes"),
         ("other_size", r"model 'tall' cannot read images 16x16"),
-        ("missing", r"own\.py defines no 'missing'"),
+        ("smal", r"defines no 'smal' \(did .* 'small'\?\), only bare, fails, one_argument, other_size, small, wide$"),
     ],
 )
 def test_functions_in_a_file_that_make_no_model(federation: Federation, plugin: Path, name: str, words: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedc2i.cli.shared import show
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, how_to_install
 from fedc2i.core.options import names
 from fedc2i.runs.settings import RunSettings, make
 
@@ -25,7 +25,7 @@ def require_flower() -> None:
     try:
         import flwr  # noqa: F401
     except ImportError:
-        raise UserError("this command needs Flower: pip install 'fedc2i[flower]'") from None
+        raise UserError(f"this command needs Flower: {how_to_install('flower')}") from None
 
 
 def without_data(values: dict[str, Any]) -> dict[str, Any]:

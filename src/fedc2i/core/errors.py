@@ -42,5 +42,11 @@ def flaw(error: Exception) -> str:
 
 def nearest(name: object, allowed: Iterable[str]) -> str:
     """`` (did you mean 'gamma'?)`` for a name that looks like a mistyped one, else an empty string."""
-    found = difflib.get_close_matches(one_line(name, 60).lower(), [*allowed], n=1, cutoff=0.7)
-    return f" (did you mean '{found[0]}'?)" if found and found[0] != name else ""
+    spelled = {one.lower(): one for one in allowed}
+    found = difflib.get_close_matches(one_line(name, 60).lower(), [*spelled], n=1, cutoff=0.7)
+    return f" (did you mean '{one_line(spelled[found[0]], 80)}'?)" if found and spelled[found[0]] != name else ""
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs an extra of this package, for users and for those who work in a clone of it."""
+    return f"pip install 'fedc2i[{extra}]', or in a clone pip install -c constraints.txt -e '.[{extra}]'"

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from fedc2i.core import memory
-from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.errors import UserError, nearest, one_line
 
 BRIEFLY = 0.1  # seconds to try for a lock: `is_locked` of another process holds it for a moment
 SILENCE = 3.0  # seconds of waiting for another process before a line says so
@@ -228,8 +228,10 @@ def plugin_checksums(method: str, model: str | None) -> dict[str, str]:
     return {what: hashlib.sha256(path.read_bytes()).hexdigest() for what, path in files.items() if path.is_file()}
 
 
-def load_plugin(name: str) -> tuple[Any, ModuleType]:
+def load_plugin(name: str, fits: Callable[[Any], bool]) -> tuple[Any, ModuleType]:
     """The object called NAME in FILE.py, and the module that the file is; it is executed, as with ``python FILE.py``.
+
+    Of what the file defines, an error lists only what ``fits``.
 
     Raises:
         UserError: if there is no such file, it fails, or it does not define the name.
@@ -259,6 +261,8 @@ def load_plugin(name: str) -> tuple[Any, ModuleType]:
     except (Exception, SystemExit) as error:  # SystemExit: a script that parses its own arguments
         raise UserError(f"{file}: {type(error).__name__}: {one_line(error)}") from error
     if not hasattr(module, attribute):
-        public = sorted(found for found in vars(module) if not found.startswith("_"))
-        raise UserError(f"{file} defines no '{attribute}', only {', '.join(public)}")
+        defined = {found: own for found, own in vars(module).items() if getattr(own, "__module__", "") == spec.name}
+        fitting = sorted(found for found, own in defined.items() if not found.startswith("_") and fits(own))
+        others = f", only {', '.join(fitting)}" if fitting else ""
+        raise UserError(f"{file} defines no '{one_line(attribute)}'{nearest(attribute, fitting)}{others}")
     return getattr(module, attribute), module

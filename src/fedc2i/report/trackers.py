@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, how_to_install
 from fedc2i.engine.records import Round
 from fedc2i.runs.folder import slug
 from fedc2i.runs.results import Result
@@ -73,7 +73,7 @@ def _maker(wanted: str) -> Callable[[], Tracker]:
     if name not in kinds:
         raise UserError(f"no tracker '{name}', allowed are tensorboard[:DIR], mlflow[:DIR or URI], wandb[:PROJECT]")
     if importlib.util.find_spec(name) is None:
-        raise UserError(f"--track {name}: {name} is not installed: pip install 'fedc2i[{name}]'")
+        raise UserError(f"--track {name}: {name} is not installed: {how_to_install(name)}")
     return lambda: kinds[name](where)
 
 

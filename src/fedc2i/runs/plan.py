@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from fedc2i.core.errors import UserError, nearest, one_line
+from fedc2i.core.errors import UserError, how_to_install, nearest, one_line
 from fedc2i.core.files import is_plugin, load_plugin, plugin_checksums
-from fedc2i.core.options import convert, names, options_of, type_hints
+from fedc2i.core.options import convert, names, options_of
 from fedc2i.data import sources
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.records import Round
@@ -122,7 +122,7 @@ class Plan:
         if self.config.engine == "flower":
             raise UserError("engine=flower: real sites are run by `fedc2i flower-local` or `fedc2i coordinator start`")
         if self.config.engine == "flower-sim" and not (find_spec("flwr") and find_spec("ray")):
-            raise UserError("engine=flower-sim needs Flower and Ray: pip install 'fedc2i[flower-sim]'")
+            raise UserError(f"engine=flower-sim needs Flower and Ray: {how_to_install('flower-sim')}")
 
 
 def prepare(
@@ -263,13 +263,15 @@ def parse_method(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any
         file, _, rest = wanted.partition(".py:")
         attribute, _, options = rest.partition(":")
         name = f"{file}.py:{attribute}"
-        kind = _load_object(name)
-        if not (isinstance(kind, type) and issubclass(kind, Method)):
+        kind = _load_object(name, _is_method)
+        if not _is_method(kind):
             raise UserError(f"{name} is not a subclass of fedc2i.Method")
     else:
         name, _, options = wanted.partition(":")
         if name.endswith(".toml"):
             raise UserError(f"'{name}' is no method; a file of settings is given as --config {name}")
+        if name.endswith(".py"):
+            raise UserError(f"{one_line(name)}: add :CLASS, the class of the method in that file")
         kind = get_method(name)
     _require_name(kind, name)
     own = {}
@@ -279,8 +281,12 @@ def parse_method(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any
             allowed = ", ".join(options_of(kind)) or "none"
             hint = nearest(key, options_of(kind))
             raise UserError(f"'{wanted}': no option '{key}'{hint}, allowed are {allowed}, written name=value")
-        own[key] = convert(value, type_hints(kind)[key], f"'{wanted}': {key}")
+        own[key] = convert(value, kind, key, f"'{wanted}': ")
     return kind, name, own
+
+
+def _is_method(found: Any) -> bool:
+    return isinstance(found, type) and issubclass(found, Method)
 
 
 def _require_name(kind: type[Method], where: str) -> None:
@@ -314,10 +320,12 @@ def build_model(config: RunSettings, classes: Sequence[str], sample: InputSpec, 
 
 def _build_own(name: str, classes: Sequence[str], sample: InputSpec) -> Model:
     """A model that is not pretrained, by its name or ``FILE.py:FUNCTION``."""
+    if name.endswith(".py"):
+        raise UserError(f"{one_line(name)}: add :FUNCTION, the function in that file that makes the model")
     if not is_plugin(name):
         return networks.build(name, len(classes), sample)
     try:
-        built = _load_object(name)(len(classes), sample.shape)
+        built = _load_object(name, lambda found: callable(found) and not _is_method(found))(len(classes), sample.shape)
     except UserError:
         raise
     except Exception as error:
@@ -327,8 +335,8 @@ def _build_own(name: str, classes: Sequence[str], sample: InputSpec) -> Model:
     return built
 
 
-def _load_object(name: str) -> Any:
+def _load_object(name: str, fits: Callable[[Any], bool]) -> Any:
     """What FILE.py:NAME names, sent to worker processes by value: they cannot import it."""
-    found, module = load_plugin(name)
+    found, module = load_plugin(name, fits)
     cloudpickle.register_pickle_by_value(module)
     return found

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedc2i import __version__
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, how_to_install
 from fedc2i.data.federation import Federation
 from fedc2i.engine.records import LARGE, POINTS, Outcome, Point, Predictions, Round
 from fedc2i.methods.base import Method
@@ -276,7 +276,7 @@ def frame(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> Any:
     try:
         import pandas
     except ImportError:
-        raise UserError("to_pandas needs pandas: pip install 'fedc2i[notebook]'") from None
+        raise UserError(f"to_pandas needs pandas: {how_to_install('notebook')}") from None
     return pandas.DataFrame.from_records(list(rows), columns=list(columns))
 
 

@@ -268,8 +268,7 @@ def make(method: type[Method], values: Mapping[str, Any]) -> RunSettings:
     Raises:
         UserError: for an unknown name, listing those allowed, or a value that does not fit.
     """
-    hints, own_hints = type_hints(RunSettings), type_hints(method)
-    own = options_of(method)
+    own, everywhere = options_of(method), type_hints(RunSettings)
     nested = values.get("options", {})
     if not isinstance(nested, Mapping):
         raise UserError(f"setting 'options' must be a table of the method's options, got '{one_line(nested)}'")
@@ -277,16 +276,16 @@ def make(method: type[Method], values: Mapping[str, Any]) -> RunSettings:
     options: dict[str, Any] = {}
     for name, value in {**{k: v for k, v in values.items() if k != "options"}, **nested}.items():
         if name in own:
-            options[name] = convert(value, own_hints[name], f"setting '{name}'")
+            options[name] = convert(value, method, name)
         elif name == "seeds" and name not in nested:
             settings[name] = parse_seeds(value)
-        elif name in hints and name not in nested:
-            settings[name] = convert(value, hints[name], f"setting '{name}'")
+        elif name in everywhere and name not in nested:
+            settings[name] = convert(value, RunSettings, name)
         else:
             allowed = f"{method.name or method.__name__} has {', '.join(own) or 'no options'}"
             hint = nearest(name, ("method", *own, *run_settings()))
-            everywhere = ", ".join(run_settings())
-            raise UserError(f"unknown setting '{one_line(name)}'{hint}; {allowed}; every run has {everywhere}")
+            shared = ", ".join(run_settings())
+            raise UserError(f"unknown setting '{one_line(name)}'{hint}; {allowed}; every run has {shared}")
     if method.pools_data and settings.get("engine", "inprocess") != "inprocess":
         raise UserError(f"{method.name} trains on the data of all sites, which do not share it; use it in simulation")
     if settings.get("secure_aggregation") and not method.needs_only_mean:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedc2i import __version__
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, how_to_install
 from fedc2i.core.files import write_atomically
 from fedc2i.report.html.chart_data import chart_data, to_script
 from fedc2i.report.html.contribution import contribution_view, read_contribution
@@ -65,7 +65,7 @@ def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, wi
         from markupsafe import Markup
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise UserError("a report needs plotly and jinja2: pip install 'fedc2i[report]'") from None
+        raise UserError(f"a report needs plotly and jinja2: {how_to_install('report')}") from None
     found = distinct(results, folders or [Path(str(k + 1)) for k in range(len(results))])
     intervals = [
         read_intervals(own, one.federation.names) for own, one in zip(folders or (), found, strict=bool(folders))
