@@ -149,6 +149,9 @@ def test_rows_without_target_are_ignored_and_counted(tmp_path: Path) -> None:
 
 BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("no target", {}, {"target": "sick"}, "no column 'sick' to predict, there are age"),
+    ("mistyped target", {}, {"target": "il"}, r"csv: no column 'il' to predict .did you mean 'ill'.*, ill, site$"),
+    ("mistyped clients", {}, {"clients": "Sites"}, r"csv: no column 'Sites' \(did you mean 'site'\?\), there are age"),
+    ("mistyped drop", {}, {"drop": "smokr"}, r"no column 'smokr' \(did you mean 'smoker'\?\), there are age"),
     ("no clients", {}, {"clients": "clinic"}, "no column 'clinic', there are age"),
     ("clients not named", {}, {"clients": None}, "--clients COLUMN"),
     ("target not named", {}, {"target": None}, "--target COLUMN"),

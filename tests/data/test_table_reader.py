@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,22 @@ def test_numbers_to_predict_are_refused() -> None:
         from_table(pandas.concat([frame.assign(age=frame["age"] + 0.5)] * 9), "age", "site")
 
 
+def test_a_target_with_many_numbers_is_warned_of_before_anything_else() -> None:
+    def lines(values: int) -> list[str]:
+        frame = pandas.DataFrame({"bp": np.arange(480) % 7, "age": np.arange(480) % values, "site": ["a", "b"] * 240})
+        return from_table(frame, "age", "site").describe()
+
+    assert re.match("warning: 'age' has 56 different numbers.* regression is not supported", lines(56)[1])
+    assert not any("regression" in line for line in lines(20))
+
+
 def test_columns_that_name_rows_are_noted() -> None:
     frame = pandas.DataFrame({"Patient ID": range(60), "bp": np.arange(60) % 20, "ill": [0, 1] * 30})
     by_client = {"a": frame[:30], "b": frame[30:]}
-    (note,) = from_table(by_client, "ill").notes
+    found = from_table(by_client, "ill")
+    (note,) = found.notes
     assert note.startswith("'Patient ID' has a different whole number in every row")
+    assert f"warning: {note}" in found.describe()
     assert note.endswith("drop it with --set 'drop=Patient ID'.")
 
 

@@ -165,6 +165,7 @@ class Federation:
         notes: what a reader of a result on this data must know (stand-ins, re-cuts).
         preset: default settings on this data (``model``, ``rounds``).
         averages: further averages that tables show beside ``Avg``: by title, the clients they are over.
+        warnings: those of the notes that probably point at a mistake, so they are also shown before a run.
         attachments: texts by file name that a run folder stores with the result: how a table was encoded and split.
     """
 
@@ -175,6 +176,7 @@ class Federation:
     preset: Mapping[str, Any] = field(default_factory=dict)
     averages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     attachments: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     has_samples: ClassVar[bool] = True  # those of a `RemoteFederation` are blank
 
@@ -255,7 +257,7 @@ class Federation:
     def _warnings(self) -> list[str]:
         trained = {client.name: set(client.train.y.tolist()) for client in self.clients}
         anywhere = set().union(*trained.values())
-        found = []
+        found = [f"warning: {line}" for line in self.warnings]
         unseen = [name for label, name in enumerate(self.classes) if label not in anywhere]
         if unseen:
             named = ", ".join(unseen[:MOST_NAMED]) + (", ..." if len(unseen) > MOST_NAMED else "")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.errors import UserError, nearest, one_line
 from fedc2i.core.seeding import key
 from fedc2i.data.cell_text import how_to_drop, label
 from fedc2i.data.encoder import Encoder
@@ -33,6 +33,7 @@ PARTS = ("train", "validation", "test")
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 MOST_CLASSES, MOST_CLIENTS = 100, 10_000
 MOST_NUMBERS, LEAST_ROWS = 20, 5  # values of a target of numbers, and beyond that rows of each
+TO_PREDICT = " to predict"
 LEAST_IDS = 20  # rows of a client in which different whole numbers are no chance
 ENCODING, SPLIT = "encoding.json", "split.json"  # in the run folder
 
@@ -52,6 +53,7 @@ class Rows:
         target: the column to predict.
         scale: as in `from_table`.
         notes: what a reader of a result must know.
+        warnings: as in `Federation`.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Rows:
     target: str
     scale: str
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
     def describe(self) -> dict[str, Schema]:
         """What each client says about its training rows."""
@@ -71,7 +74,7 @@ class Rows:
             found[client] = describe(where, own["train"][0])
         return found
 
-    def id_notes(self, schema: Schema) -> list[str]:
+    def id_warnings(self, schema: Schema) -> list[str]:
         """A line for each column that has a different whole number in every row of every client: it may name rows."""
         return [
             f"'{one_line(column.name, 80)}' has a different whole number in every row; if it names rows, "
@@ -93,8 +96,15 @@ class Rows:
             ENCODING: json.dumps({"target": self.target, "clients": {c: own.to_json() for c, own in encoders.items()}}),
             SPLIT: json.dumps(self.chosen, default=str),
         }
-        preset = {"rounds": 20}
-        return Federation(self.name, built, self.classes, self.notes, preset=preset, attachments=attachments)
+        return Federation(
+            self.name,
+            built,
+            self.classes,
+            (*self.notes, *self.warnings),
+            preset={"rounds": 20},
+            attachments=attachments,
+            warnings=self.warnings,
+        )
 
 
 def load(argument: str, options: DataOptions) -> Federation:
@@ -132,7 +142,7 @@ def _read_tables(argument: str, options: DataOptions, alone: str | None = None) 
     path = Path(argument).expanduser()
     if not path.is_dir():
         table = read({"": path}, options.target)[""]
-        return {alone: {"": table}} if alone and not options.clients else _by_column(str(path), table, options.clients)
+        return {alone: {"": table}} if alone and not options.clients else _by_column(str(path), table, options)
     if options.clients:
         raise UserError(f"{path}: a folder has one file per client, so --clients is not for it")
     tables: dict[str, Any] = {}
@@ -185,7 +195,7 @@ def from_table(
     options = DataOptions(scale=scale, target=str(target), clients=column, seed=seed)  # type: ignore[arg-type]
     if isinstance(table, Mapping):
         return build(name, {str(client): {"": _named(name, own)} for client, own in table.items()}, options)
-    return build(name, _by_column(name, _named(name, table), column), options)
+    return build(name, _by_column(name, _named(name, table), options), options)
 
 
 def _named(where: str, table: pandas.DataFrame) -> pandas.DataFrame:
@@ -201,7 +211,7 @@ def build(name: str, tables: Tables, options: DataOptions) -> Federation:
     """A federation of tables by client and part; ``""`` is a part that is still to be divided."""
     rows = divide(name, tables, options)
     schema = agree(name, rows.describe())
-    return replace(rows, notes=(*rows.notes, *rows.id_notes(schema))).encode(schema)
+    return replace(rows, warnings=(*rows.warnings, *rows.id_warnings(schema))).encode(schema)
 
 
 def divide(name: str, tables: Tables, options: DataOptions, least_classes: int = 2) -> Rows:
@@ -210,7 +220,7 @@ def divide(name: str, tables: Tables, options: DataOptions, least_classes: int =
     if not 0 < len(tables) <= MOST_CLIENTS:
         raise UserError(f"{name}: {len(tables):,} clients, allowed are 1 to {MOST_CLIENTS:,}")
     cleaned, notes = _with_target(name, _by_split(name, tables, options), target)
-    classes = _classes(name, cleaned, target, least_classes)
+    classes, warnings = _classes(name, cleaned, target, least_classes)
     number = {label: index for index, label in enumerate(classes)}
     parts, rows = {}, {}
     for client, own in cleaned.items():
@@ -218,14 +228,21 @@ def divide(name: str, tables: Tables, options: DataOptions, least_classes: int =
         labels = {part: table[target].map(label).map(number).to_numpy() for part, table in own.items()}
         inputs = {part: table.drop(columns=[target]) for part, table in own.items()}
         parts[client], rows[client] = _divided(where, inputs, labels, key(options.seed, client, "split"))
-    return Rows(name, parts, rows, classes, target, options.scale, tuple(notes))
+    return Rows(name, parts, rows, classes, target, options.scale, tuple(notes), tuple(warnings))
 
 
-def _by_column(where: str, table: pandas.DataFrame, column: str | None) -> dict[str, dict[str, pandas.DataFrame]]:
+def _require(where: str, table: pandas.DataFrame, column: str, purpose: str = "") -> None:
+    if column not in table.columns:
+        hint = nearest(column, table.columns)
+        raise UserError(f"{where}: no column '{one_line(column, 80)}'{purpose}{hint}, there are {_some(table.columns)}")
+
+
+def _by_column(where: str, table: pandas.DataFrame, options: DataOptions) -> dict[str, dict[str, pandas.DataFrame]]:
+    column = options.clients
     if not column:
         raise UserError(f"{where}: name the column with each row's client with --clients COLUMN")
-    if column not in table.columns:
-        raise UserError(f"{where}: no column '{one_line(column, 80)}', there are {_some(table.columns)}")
+    _require(where, table, column)
+    _require(where, table, options.target or "", TO_PREDICT)
     empty = int(table[column].isna().sum())
     if empty:
         raise UserError(f"{where}: {empty} rows have no client in column '{column}'")
@@ -242,8 +259,7 @@ def _by_split(name: str, tables: Tables, options: DataOptions) -> Tables:
         where = f"{name}: client '{one_line(client, 80)}'"
         for table in parts.values():
             for column in (*drop, *filter(None, [options.split])):
-                if column not in table.columns:
-                    raise UserError(f"{where}: no column '{one_line(column, 80)}', there are {_some(table.columns)}")
+                _require(where, table, column)
         divided[client] = {part: table.drop(columns=drop) for part, table in parts.items()}
         if options.split and "" in parts:
             divided[client] = _parts_of(where, divided[client][""], options.split)
@@ -268,10 +284,7 @@ def _with_target(name: str, tables: Tables, target: str) -> tuple[dict[str, dict
         cleaned[client] = {}
         for part, table in parts.items():
             where = f"{name}: client '{one_line(client, 80)}'"
-            if target not in table.columns:
-                raise UserError(
-                    f"{where}: no column '{one_line(target, 80)}' to predict, there are {_some(table.columns)}"
-                )
+            _require(where, table, target, TO_PREDICT)
             if len(table.columns) > MOST_COLUMNS:
                 raise UserError(f"{where}: {len(table.columns):,} columns, allowed are {MOST_COLUMNS:,}")
             kept = table[table[target].notna()]
@@ -282,20 +295,26 @@ def _with_target(name: str, tables: Tables, target: str) -> tuple[dict[str, dict
     return cleaned, [f"{ignored} rows without '{target}' are ignored."] if ignored else []
 
 
-def _classes(name: str, tables: Tables, target: str, least: int) -> tuple[str, ...]:
+def _classes(name: str, tables: Tables, target: str, least: int) -> tuple[tuple[str, ...], list[str]]:
+    """The names of the labels, and a warning where they are numbers that may be a quantity."""
     columns = [table[target] for parts in tables.values() for table in parts.values()]
     found = {label(value) for column in columns for value in column.unique()}
     what = f"{name}: column '{target}' has {len(found):,} different"
     remedy = "this package predicts classes: make some of the numbers, e.g. low and high"
     if len(found) > MOST_CLASSES:
         raise UserError(f"{what} values, allowed are {MOST_CLASSES}; {remedy}")
+    warnings = []
     if len(found) > MOST_NUMBERS and all(column.dtype.kind in "iuf" for column in columns):
         few = sum(map(len, columns)) < LEAST_ROWS * len(found)
         if few or any((column % 1 != 0).any() for column in columns):
             raise UserError(f"{what} numbers; {remedy}")
+        warnings = [
+            f"'{one_line(target, 80)}' has {len(found)} different numbers, and each becomes a class; regression is not "
+            "supported: if it is a quantity, make some classes of it, e.g. low and high."
+        ]
     if len(found) < least:
         raise UserError(f"{name}: column '{target}' has only the value '{next(iter(found))}', two are needed")
-    return tuple(sorted(found, key=natural_key))
+    return tuple(sorted(found, key=natural_key)), warnings
 
 
 def _divided(

@@ -54,7 +54,7 @@ def of_federation(federation: Federation, model: Model, device: torch.device, re
         of_client(client, model, device, lambda done, _, before=before: report(before + done, of))  # type: ignore[misc]
         before += sum(len(getattr(client, part)) for part in PARTS)
     clients = tuple(of_client(client, model, device) for client in federation.clients)
-    more = {name: getattr(federation, name) for name in ("notes", "preset", "averages", "attachments")}
+    more = {name: getattr(federation, name) for name in ("notes", "preset", "averages", "attachments", "warnings")}
     return FeatureFederation(federation.name, clients, federation.classes, **more, origin=federation)
 
 
