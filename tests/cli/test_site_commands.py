@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -102,3 +103,11 @@ def test_secure_aggregation_is_refused_before_anything_starts(
     shown = call("coordinator", "start", hub, "median", "--set", "secure_aggregation=true", "--min-sites", "1")
     assert "secure aggregation" in shown.err
     assert not (tmp_path / "hub" / "runs").exists()
+
+
+def test_without_flower_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    shown = call("flower-local", "fedc2i", "--rounds", "5")
+    assert shown.code == 2
+    (line,) = shown.err.splitlines()
+    assert "needs Flower: pip install 'fedc2i[flower]', or in a clone pip install -c constraints.txt" in line
