@@ -17,6 +17,7 @@ from typer.main import get_command
 
 from fedc2i.cli.main import app
 from fedc2i.data import digits
+from support.helpers import call
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *(ROOT / "docs").rglob("*.md")]
@@ -107,6 +108,27 @@ def test_code_runs_in_a_program_of_its_own(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.slow
+def test_tutorial_reads_the_output_that_its_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = TEXTS["docs/tutorial.md"]
+    compare, report = (
+        call(*shlex.split(line)).out for line in re.findall(r"^\$ fedc2i ((?:compare|report) .*)$", page, re.MULTILINE)
+    )
+
+    def marks(text: str) -> list[tuple[str, ...]]:
+        rows = re.findall(r"^  (\S+) +(before|after).* ± \S+( ~)? +\S+ ± \S+ *$", text, flags=re.MULTILINE)
+        return [tuple(row) for row in rows]
+
+    assert len(marks(page)) == 10
+    assert marks(page) == marks(compare)
+    printed = re.findall(r"(Local|FedAvg) by (\S+) points \(95 % interval (\S+) to (.+?)\)", report)
+    told = re.findall(r"([\d.]+)(?: points)? above (Local|FedAvg) \((\S+) to (\S+?)\)", page.replace("\n", " "))
+    assert [name for name, *_ in printed] == [name for _, name, *_ in told] == ["Local", "FedAvg"] * 2
+    for (_, *found), (difference, _, *ends) in zip(printed, told, strict=True):
+        assert [*map(float, found)] == pytest.approx([*map(float, (difference, *ends))], abs=0.5)  # other processors
 
 
 def test_there_is_code_to_run() -> None:
