@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -273,7 +274,16 @@ def test_command(tmp_path: Path, make_federation: Callable[..., Federation], mon
     values = [row["value"] for row in found["rows"] if row["value"] is not None]
     assert 0 in values
     assert all(value == 0 or abs(value) > 1e-9 for value in values)  # sums of equal scores leave no rounding errors
-    assert (tmp_path / "runs" / "contribution-fedc2i-data" / "contribution.csv").is_file()
+    folder = tmp_path / "runs" / "contribution-fedc2i-data"
+    assert (folder / "contribution.csv").is_file()
+    assert re.search(r"computed in \d+ s", answer.err)
+    again = call("contribution", "fedc2i", *quick)
+    assert "`fedc2i report runs/contribution-fedc2i-data` shows it" in again.out
+    shown = call("report", str(folder))
+    assert shown.code == 0, shown.err
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "FedC²I: each client alone and together" in page
+    assert '<section id="contribution">' in page
 
 
 def test_command_on_a_run(tmp_path: Path, make_federation: Callable[..., Federation]) -> None:

@@ -43,7 +43,7 @@ def contribution(
 
     Up to six clients all coalitions are run and Shapley values are exact; beyond, orders of givers are drawn. Every
     value has an interval over test samples and seeds. Interrupted or repeated, the same command computes only what is
-    missing. The result is written as contribution.json and contribution.csv, and `fedc2i report RUN` shows it.
+    missing. The result is written as contribution.json and contribution.csv, and `fedc2i report FOLDER` shows it.
     """
     from fedc2i.analysis.contribution.measure import contribution as measure
     from fedc2i.core.files import locked, refuse_links, writing
@@ -71,6 +71,7 @@ def contribution(
         return
     print_contribution(shared.console_for(), found)
     print(f"Written to {folder}/contribution.json and contribution.csv")
+    print(f"`fedc2i report {folder}` shows it")
 
 
 def _run_of(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedc2i.analysis.contribution.coalitions import RUNS, Array, require, require_settings, run_of
+from fedc2i.analysis.contribution.coalitions import EVERYONE, RUNS, Array, require, require_settings, run_of
 from fedc2i.analysis.contribution.measure import MOST_RUNS, measured
 from fedc2i.analysis.contribution.records import Contribution
 from fedc2i.analysis.contribution.shapley import MOST_EXACT, Coalition, every_coalition
@@ -37,7 +37,6 @@ from fedc2i.runs.settings import RunSettings, make
 from fedc2i.training.metrics import HIGHER_IS_BETTER
 
 SURVEY = "sites"  # the folder with what the sites said about themselves
-EVERYONE = "everyone"  # the folder of the run over all of them
 NOTE = (
     "Real sites report scores, and no predictions of single samples: the intervals are over seeds only, and say "
     "nothing about other test samples."

@@ -17,6 +17,7 @@ from rich.progress import (
 )
 
 from fedc2i.analysis.contribution.coalitions import Work
+from fedc2i.report.table import duration
 
 
 class WorkView:
@@ -45,7 +46,7 @@ class WorkView:
     ) -> None:
         self._live.stop()
         if error is None:
-            self.say(f"{time.perf_counter() - self._began:.0f} s")
+            self.say(f"computed in {duration(time.perf_counter() - self._began)}")
 
     def update(self, work: Work) -> None:
         """How far the runs are."""

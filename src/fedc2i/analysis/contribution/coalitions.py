@@ -16,12 +16,14 @@ import numpy as np
 from fedc2i.analysis.contribution.shapley import Coalition
 from fedc2i.analysis.contribution.uncertainty import coalition_scores
 from fedc2i.core.errors import UserError
+from fedc2i.core.files import writing
 from fedc2i.core.settings import cores
 from fedc2i.engine.records import Point, Predictions, Round
 from fedc2i.methods.base import Method
 from fedc2i.methods.local import Local
 from fedc2i.runs.cache import RunCache
 from fedc2i.runs.finished_run import read_run
+from fedc2i.runs.folder import SUMMARY, RunFolder
 from fedc2i.runs.plan import Plan
 from fedc2i.runs.results import Result
 from fedc2i.runs.settings import RunSettings
@@ -29,6 +31,7 @@ from fedc2i.runs.side_by_side_runs import Report, side_by_side
 
 Array = np.ndarray[Any, Any]
 RUNS = "coalitions"  # the folder of their runs
+EVERYONE = "everyone"  # the folder of the run over all of them
 ON_GPU = 4  # processes that share one
 REACHED = 0.1  # of its standard error: so close to everyone's log-loss, an order is not followed further
 
@@ -223,6 +226,22 @@ class CoalitionRuns:
         """The runs of all seeds, as they were written."""
         plan = restricted(self.plan, run_of(coalition))
         return [read_run(self._cache.folder(plan, seed)) for seed in plan.config.seeds]
+
+    def write_everyone(self) -> Path:
+        """Writes the run of all clients with all seeds, as a run folder without models; returns the folder."""
+        everyone = frozenset(range(len(self.plan.federation.names)))
+        result = self._cache.compute(restricted(self.plan, everyone))
+        result.predictions = self._predictions[everyone]
+        files = RunFolder(self.folder / EVERYONE, self.plan.federation.names)
+        with writing(files.path):
+            files.path.mkdir(exist_ok=True)
+            old = files.path / "config.toml"
+            if (files.path / SUMMARY).is_file() and old.read_text(encoding="utf-8") == result.config.to_toml():
+                return files.path
+        files.begin(result.config)
+        files.restart(result.rounds)
+        files.finish(result)
+        return files.path
 
     def _read(self, coalition: Coalition) -> Predictions:
         found = [own.predictions for own in self.results(coalition)]

@@ -26,6 +26,7 @@ from fedc2i.analysis.contribution.uncertainty import (
 )
 from fedc2i.analysis.rank_agreement import agree_overall
 from fedc2i.engine.records import POINTS, Point
+from fedc2i.runs.folder import SUMMARY
 from fedc2i.runs.plan import Plan
 from fedc2i.training.metrics import HIGHER_IS_BETTER
 
@@ -46,6 +47,8 @@ def contribution(
 ) -> Contribution:
     """Computes it and writes ``contribution.json`` and ``contribution.csv``; coalitions run before are read.
 
+    A folder that holds no run gets everyone's run in ``everyone/``, so that a report of the folder shows both.
+
     Args:
         plan: the method, data and settings; one run for each coalition and seed.
         folder: of the files; the coalitions' runs lie in ``coalitions/``.
@@ -57,7 +60,11 @@ def contribution(
         UserError: for settings that mean nothing among fewer clients.
     """
     require(plan)
-    return measured(CoalitionRuns(plan, folder, on_work, say), folder, most_runs)
+    runs = CoalitionRuns(plan, folder, on_work, say)
+    found = measured(runs, folder, most_runs)
+    if not (folder / SUMMARY).is_file():  # not a run's folder, which a report could show
+        found.write(runs.write_everyone())
+    return found
 
 
 def measured(runs: Game, folder: Path, most_runs: int = MOST_RUNS) -> Contribution:
