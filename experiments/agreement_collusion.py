@@ -4,7 +4,7 @@ boost           one client sends start + 3 (trained − start), which raises fir
 two boost       two do
 one model       the second trains on the first's samples only, and so sends its model under another name
 one, boosted    the same, and both boost it
-push and pull   the first sends its model plus a strong noise, the second minus it: the mean of all stays as it is, but
+push and pull   the first sends its model plus a strong noise, the second minus it: the mean of all hardly changes, but
                 a mean without one of them is spoilt by the other, which is what leaving a model out measures
 """
 

@@ -194,7 +194,21 @@ def test_noise_has_the_tensor_s_own_spread_and_a_key() -> None:
     assert not torch.equal(twins["w"], twins["x"])
 
 
-def test_one_that_pushes_and_one_that_pulls_cancel_out() -> None:
+def test_one_that_pushes_and_one_that_pulls_leave_the_difference_of_their_spreads() -> None:
+    """Two different models: what is left is far less than either noise, but not nothing."""
+    first = torch.linspace(-3, 3, 20_001)
+    second = 1.1 * first.flip(0) + 0.5
+    pushed, pulled = (
+        apply(Attack(kind, 5.0), {"w": own}, {}, (3, name, 7))["w"]
+        for kind, own, name in (("push", first, "a"), ("pull", second, "b"))
+    )
+    left = (pushed + pulled) / 2 - (first + second) / 2
+    spread = first.std().item()
+    assert left.std().item() == pytest.approx(5 * 0.1 * spread / 2, rel=0.02)
+    assert (pushed - first).std().item() == pytest.approx(5 * spread, rel=0.02)
+
+
+def test_one_that_pushes_and_one_that_pulls_cancel_out_with_the_same_model() -> None:
     upload, (seed, name, number) = {"w": torch.linspace(-3, 3, 20_001), "n": torch.tensor([6, 2])}, KEY
     pushed = apply(Attack("push", 0.5), upload, {}, KEY)
     pulled = apply(Attack("pull", 0.5), upload, {}, (seed, f"not {name}", number + 1))  # another client, another round

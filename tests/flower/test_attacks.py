@@ -24,7 +24,7 @@ from fedc2i.runs.plan import prepare
 SETTINGS = {"model": "lenet5", "rounds": 3, "engine": "flower"}
 
 
-ATTACKS = ("label-flip@b", "noise:1@2", "free-rider@b", "scaled:1e20@b")  # of data, drawn, of the start, rejected
+ATTACKS = ("label-flip@b", "noise:1@2", "push:1@b", "free-rider@b", "scaled:1e20@b")  # of data, drawn, agreed, ...
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ sign-flip       sends start − (trained − start)
 scaled:S        sends start + S (trained − start)
 noise:S         sends trained + Gaussian noise of S times the tensor's own standard deviation
 push:S          the same, but all that push have agreed on one noise for the whole run
-pull:S          sends trained − that noise: one that pushes and one that pulls cancel out in the mean
+pull:S          sends trained − that noise: of one that pushes and one that pulls, nearly nothing is left in the mean,
+                S times half the difference of their tensors' standard deviations
 nan             sends nothing but nan
 free-rider      sends back what it started from
 
