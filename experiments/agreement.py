@@ -100,7 +100,7 @@ def main(typed: Sequence[str] | None = None) -> int:
     options.add_argument("--data", nargs="*", default=DATA, help="data sets of at most six clients")
     options.add_argument("--plants", nargs="*", default=["heart", "digits"], help="data sets with planted clients")
     options.add_argument("--twice", nargs="*", default=["heart"], help="data sets of which a client joins twice")
-    options.add_argument("--tricks", nargs="*", default=["heart"], help="data sets of which clients raise their value")
+    options.add_argument("--tricks", nargs="*", default=[], help="data sets of which clients raise their value")
     options.add_argument("--method", choices=sorted(PROBED), default="fedc2i-plus")
     return launch(study, options, sys.argv[1:] if typed is None else typed)
 

@@ -48,9 +48,11 @@ def agreement(truth: Truth, name: str, point: Point) -> tuple[list[float], float
     return rho, agree_overall(finite_mean(own), values).p, float(same.mean()) if same.size else math.nan
 
 
-def ceiling(truth: Truth, point: Point) -> list[float]:
-    """ρ of the exact values of every seed with the mean of the other seeds: no measure can be expected to do better."""
+def reliability(truth: Truth, point: Point) -> list[float]:
+    """ρ of the exact values of every seed with the mean of the other seeds: how far one seed repeats; empty for one."""
     values = truth.values[point]
+    if len(values) < 2:
+        return []
     return [agree_overall(own, np.delete(values, k, 0).mean(0)).rho for k, own in enumerate(values)]
 
 
@@ -91,9 +93,10 @@ def agreement_table(found: Mapping[str, Truth], point: Point) -> Table:
         f"ρ with exact Shapley values in log-loss {SHORT[point]} local training, with p, and the share of equal signs",
         ("Measure", "", *found, "mean ρ", "minus that of λ"),
     )
-    limits = [ceiling(truth, point) if len(truth.values[point]) > 1 else [math.nan] for truth in found.values()]
-    mean = np.mean([np.nanmean(own) for own in limits])
-    table.rows.append(Row((f"{EXACT} of one seed, with other seeds", "", *map(interval, limits), f"{mean:+.2f}", "")))
+    repeats = [reliability(truth, point) for truth in found.values()]
+    means = [float(np.nanmean(own)) for own in repeats if np.isfinite(own).any()]
+    mean = f"{np.mean(means):+.2f}" if len(means) == len(repeats) else "–"
+    table.rows.append(Row((f"{EXACT} of one seed, with other seeds", "", *map(interval, repeats), mean, "")))
     usual = np.array([np.nanmean(agreement(truth, LAMBDA, point)[0]) for truth in found.values()])
     for name in next(iter(found.values())).measures:
         cells, means = [], []
@@ -135,7 +138,9 @@ def worth_table(found: Mapping[str, tuple[Truth, Truth, Tricked]]) -> Table:
             before, after = (
                 np.array([at_honest(seed, own.members) for seed in _of(truth, name)]) for truth in (honest, tricked)
             )
-            cells += [interval(values.tolist(), 3, -math.inf, math.inf) for values in (before, after, after - before)]
+            least, most = (0.0, 1 / len(own.members)) if name == LAMBDA else (-math.inf, math.inf)
+            cells += [interval(values.tolist(), 3, least, most) for values in (before, after)]
+            cells.append(interval((after - before).tolist(), 3, -most, most))
         table.rows.append(Row((title, "", *cells)))
     return table
 

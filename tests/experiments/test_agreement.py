@@ -14,8 +14,8 @@ from experiments.agreement_tables import (
     agreement,
     agreement_table,
     auc,
-    ceiling,
     interval,
+    reliability,
     standing_table,
     twice_row,
     worth_table,
@@ -127,8 +127,22 @@ def test_what_a_trick_earns_by_hand(make_federation: Callable[..., Federation]) 
 def test_exact_values_of_seeds_agree_with_each_other_or_not() -> None:
     values = np.random.default_rng(0).normal(size=(5, 5))
     same, other = np.stack([values, values]), np.stack([values, -values])
-    assert ceiling(Truth({"trained": same, "received": same}, {}), "trained") == pytest.approx([1, 1])
-    assert ceiling(Truth({"trained": other, "received": other}, {}), "trained") == pytest.approx([-1, -1])
+    assert reliability(Truth({"trained": same, "received": same}, {}), "trained") == pytest.approx([1, 1])
+    assert reliability(Truth({"trained": other, "received": other}, {}), "trained") == pytest.approx([-1, -1])
+    one = Truth({"trained": same[:1], "received": same[:1]}, {"λ, mean of rounds": same[:1]})
+    assert reliability(one, "trained") == []
+    (row, _) = agreement_table({"toy": one}, "trained").rows
+    assert row.cells == ("Shapley value of one seed, with other seeds", "", "–", "–", "")
+
+
+def test_intervals_of_a_share_stay_within_what_is_possible(make_federation: Callable[..., Federation]) -> None:
+    """Two clients together have at most all of λ, so each half of it."""
+    shares = np.full((3, 4, 4), 0.25)
+    for seed, share in enumerate((0.45, 0.3, 0.5)):
+        shares[seed, :, 1:3] = share
+    truth = Truth({"trained": np.zeros((3, 4, 4)), "received": np.zeros((3, 4, 4))}, {"λ, mean of rounds": shares})
+    (row,) = worth_table({"all": (truth, truth, Tricked(make_federation((8, 8, 8, 8)), (1, 2)))}).rows
+    assert row.cells[5] == "+0.417 (+0.158 to +0.500)"
 
 
 @pytest.mark.parametrize("method", sorted(PROBED))
