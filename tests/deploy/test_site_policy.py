@@ -47,7 +47,7 @@ def test_the_commented_policy_is_the_default_and_names_every_setting() -> None:
     ("values", "says"),
     [
         ({"nosie": 1.0}, "policy has no 'nosie', allowed are methods"),
-        ({"least_noise": "2"}, "policy.least_noise must be number"),
+        ({"least_noise": "2"}, "policy.least_noise must be a number"),
         ({"least_noise": -1.0}, "least_noise"),
         ({"least_noise": float("nan")}, "least_noise"),
         ({"least_noise": True}, "least_noise"),

@@ -125,7 +125,7 @@ def test_comparison_says_which_method() -> None:
 
 def test_without_pandas_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match=r"^to_pandas needs pandas: pip install 'fedc2i\[notebook\]'$"):
+    with pytest.raises(UserError, match=r"^to_pandas needs pandas: pip install 'fedc2i\[notebook\]', or in a clone "):
         two_seeds().to_pandas()
 
 
