@@ -140,8 +140,8 @@ def _classes(own: Contribution) -> tuple[str, ...]:
         return ()
     told = sorted((row for row in found if row.verdict != UNPROVEN), key=lambda row: -abs(row.value))
     said = [
-        f"{row.giver} {row.verdict} {row.receiver} on {row.label}: {row.value:+.{words.digits}f} {words.name} "
-        f"({row.low:+.{words.digits}f} to {row.high:+.{words.digits}f})"
+        f"{row.giver} {row.verdict} {row.receiver} on {row.label}: {row.value:+z.{words.digits}f} {words.name} "
+        f"({row.low:+z.{words.digits}f} to {row.high:+z.{words.digits}f})"
         for row in told[:MOST_CLASSES]
     ]
     more = [f"and {len(told) - MOST_CLASSES} more, see the CSV"] if len(told) > MOST_CLASSES else []

@@ -120,7 +120,7 @@ def _one_run(result: Result) -> Text:
     sentences = [
         f"That is {title} {WHEN[point]}, the point that the method's authors report; {WHEN[other]} it is "
         f"{scores[other]}{words.unit}. Local training changes the {words.name} of the received model by "
-        f"{change:+.{words.digits}f}{words.points}."
+        f"{change:+z.{words.digits}f}{words.points}."
     ]
     values, names = finite_mean(result.accuracy(point, result.config.metric)), result.federation.names
     high, low = (int(place(values)) for place in (np.nanargmax, np.nanargmin))
