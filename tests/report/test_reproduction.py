@@ -302,7 +302,7 @@ def test_unknown_artefact_is_refused(short: Path, tmp_path: Path, wanted: tuple[
         (("--seeds", "x"), "seeds must be whole numbers"),
         (("--rounds", "0"), "rounds"),
         (("--rounds", "many"), "rounds"),
-        (("--device", "tpu"), "device' must be auto"),
+        (("--device", "tpu"), "device must be auto"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )

@@ -252,9 +252,9 @@ def test_refusals_list_what_is_allowed(value: Any) -> None:
 
 def test_as_an_option() -> None:
     assert re.fullmatch(rf"{ALLOWED} \| none", describe(float | Gamma | None, Limits(low=0)))
-    assert convert("scaled", float | Gamma, "here") == Gamma("scaled(5)")
-    assert convert("none", float | Gamma | None, "here") is None
-    for number in (convert("3", float | Gamma, "here"), FedC2I(gamma=3).gamma):
+    assert convert("scaled", FedC2I, "gamma") == Gamma("scaled(5)")
+    assert convert("none", FedC2I, "gamma_class") is None
+    for number in (convert("3", FedC2I, "gamma"), FedC2I(gamma=3).gamma):
         assert (number, type(number)) == (3.0, float)
 
 
