@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+MOST_LISTED = 6  # names in a line
 
 
 class UserError(Exception):
@@ -29,6 +31,12 @@ def one_line(text: object, most: int = 200) -> str:
     except (ValueError, RecursionError):  # Python refuses to write numbers above 4,300 digits and deep nests
         shown = f"a {type(text).__name__} too long to show"
     return " ".join(printable(shown).split())[:most]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
 
 
 def flaw(error: Exception) -> str:

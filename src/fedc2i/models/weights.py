@@ -11,11 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.errors import UserError, listed, one_line
 from fedc2i.data.converted_files import root
 from fedc2i.models.model import Model
 
-MOST_NAMED = 6  # tensors in a message
 _COUNTER = "num_batches_tracked"  # of BatchNorm; not every checkpoint has it, and nothing reads it
 
 
@@ -112,5 +111,4 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(one_line(name) for name in names[:MOST_NAMED]) + more
+    return listed([one_line(name) for name in names])

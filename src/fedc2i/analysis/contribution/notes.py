@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fedc2i.analysis.contribution.coalitions import Game
 from fedc2i.analysis.contribution.uncertainty import FEWEST_OF_CLASS
-
-MOST_NAMED = 6  # clients in a note
+from fedc2i.core.errors import listed
 
 
 def scarce_classes(runs: Game) -> list[str]:
@@ -18,8 +17,7 @@ def scarce_classes(runs: Game) -> list[str]:
             found.append(f"{name} ({size} of class {federation.classes[label]})")
     if not found:
         return []
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     return [
-        f"Fewer than {FEWEST_OF_CLASS} test samples of a class: {', '.join(found[:MOST_NAMED])}{more}. Balanced "
+        f"Fewer than {FEWEST_OF_CLASS} test samples of a class: {listed(found)}. Balanced "
         "accuracy, AUROC and F1 have no intervals and no verdicts there."
     ]

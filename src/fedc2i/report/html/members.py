@@ -13,6 +13,7 @@ from fedc2i.analysis.contribution.records import Contribution
 from fedc2i.analysis.contribution.shapley import gain
 from fedc2i.analysis.contribution.uncertainty import FEWEST_OF_CLASS, coalition_scores, estimate, is_scarce, step_of
 from fedc2i.analysis.weights import finite_mean
+from fedc2i.core.errors import listed
 from fedc2i.engine.records import Point
 from fedc2i.report.comparison import has_samples
 from fedc2i.report.contribution_report import UNPROVEN, first_giver, gain_of, interval_text
@@ -23,7 +24,6 @@ from fedc2i.runs.results import Result
 
 LOCAL, POOLED = "local", "pooled"
 MOST_METHODS = 4  # with a warning of one kind
-MOST_NAMED = 6  # clients in a warning
 NEAR = {"auroc": 55.0}  # percent, below which a score is near chance
 CLOSE = 1.0  # points above the most frequent class that are no gain over guessing it
 
@@ -129,11 +129,7 @@ def _against_local(result: Result, local: Result) -> Members:
     )
     scarce = [name for k, name in enumerate(names) if is_scarce(metric, _class_sizes(result, k))]
     if scarce:
-        more = f" and {len(scarce) - MOST_NAMED} more" if len(scarce) > MOST_NAMED else ""
-        note += (
-            f" No interval: fewer than {FEWEST_OF_CLASS} test samples of a class at "
-            f"{', '.join(scarce[:MOST_NAMED])}{more}."
-        )
+        note += f" No interval: fewer than {FEWEST_OF_CLASS} test samples of a class at {listed(scarce)}."
     return Members(title, "weighs most", tuple(rows), note, _warnings(rows))
 
 
@@ -188,8 +184,7 @@ def _warnings(rows: Sequence[Member]) -> tuple[str, ...]:
     for certain, words in ((True, "beyond chance"), (False, "which may be chance")):
         worse = [f"{row.name} ({row.difference})" for row in rows if row.is_worse and row.is_certain == certain]
         if worse:
-            more = f" and {len(worse) - MOST_NAMED} more" if len(worse) > MOST_NAMED else ""
-            said.append(f"Worse than training alone, {words}: {', '.join(worse[:MOST_NAMED])}{more}.")
+            said.append(f"Worse than training alone, {words}: {listed(worse)}.")
     return tuple(said)
 
 
@@ -219,5 +214,4 @@ def chance_warnings(result: Result) -> list[str]:
         near = [f"{name} ({value:.1f} %)" for name, value in zip(names, values.tolist(), strict=True) if value < limit]
     if not near:
         return []
-    more = f" and {len(near) - MOST_NAMED} more" if len(near) > MOST_NAMED else ""
-    return [f"{result.label}: no better than guessing at {', '.join(near[:MOST_NAMED])}{more}."]
+    return [f"{result.label}: no better than guessing at {listed(near)}."]
