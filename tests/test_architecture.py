@@ -38,6 +38,7 @@ OPTIONAL = {
     "mlflow": {"report"},
     "wandb": {"report"},
     "tensorboard": {"report"},
+    "triton": {"engine"},
 }
 
 

@@ -31,8 +31,9 @@ class Net(nn.Module):
 
     def __init__(self, wide: int = 16, classes: int = 4) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(3, wide, 3, 2), nn.BatchNorm2d(wide)
-        self.conv2, self.norm2 = nn.Conv2d(wide, wide, 3, 2), nn.BatchNorm2d(wide)
+        # Before BatchNorm, the gradient of a bias would be rounding noise, which Adam amplifies.
+        self.conv1, self.norm1 = nn.Conv2d(3, wide, 3, 2, bias=False), nn.BatchNorm2d(wide)
+        self.conv2, self.norm2 = nn.Conv2d(wide, wide, 3, 2, bias=False), nn.BatchNorm2d(wide)
         self.fc = nn.Linear(wide * 9, classes)
 
     def forward(self, x: Tensor) -> Tensor:

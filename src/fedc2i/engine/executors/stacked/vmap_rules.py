@@ -1,13 +1,16 @@
 """Operations as stacked clients need them: torch's own, but for a few that ``torch.func.vmap`` would run badly.
 
 A convolution whose *weights* differ between clients becomes, under vmap, one small convolution per client. As a matrix
-product over image patches it is one batched product for all of them. A BatchNorm layer in training would take the
-padding of a short batch for samples; here padding has no weight in its statistics.
+product over image patches it is one batched product for all of them; on a GPU, where precision allows it, one kernel
+that stores no patches. A BatchNorm layer in training would take the padding of a short batch for samples; here padding
+has no weight in its statistics.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 _ROWS = 2048  # patches that are worth a separate product: weight gradients sum over many, for few outputs
 _PARTS = 16
+_PLAIN_POOL = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False}
 _NO_OPTIONS = {"size_average": None, "ignore_index": -100, "reduce": None, "label_smoothing": 0.0}
 
 
@@ -38,6 +42,8 @@ class VmapRules(TorchFunctionMode):
         result: Tensor | None = None  # what is unusual is left to torch
         if func is torch.conv2d:
             result = _convolve(self._widest, *args, **kwargs)
+        elif func is F.max_pool2d:
+            result = _max_pool(*args, **kwargs)
         elif func is F.cross_entropy:
             result = _cross_entropy(*args, **kwargs)
         elif func is F.batch_norm and self._w is not None:
@@ -73,6 +79,12 @@ def _convolve(
     kernel, stride, padding, dilation = tuple(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation)
     precision = _precision(input)
     input, weight = input.to(precision), weight.to(precision)
+    layers = _gpu_layers(input)
+    dense = stride == dilation == (1, 1) and padding[0] < kernel[0] and padding[1] < kernel[1]
+    if layers is not None and dense and layers.is_supported(input):
+        shift = weight.new_zeros(len(weight)) if bias is None else bias.to(precision)
+        made: Tensor = layers.convolution(input.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1), shift, padding)
+        return made.permute(0, 3, 1, 2)
     x = F.pad(input, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else input
     height, width = (_positions(x.shape[2 + a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
     patches = _Patches.apply(x, kernel, stride, dilation).flatten(0, 1)  # type: ignore[no-untyped-call]
@@ -83,6 +95,36 @@ def _convolve(
     else:
         out = patches @ matrix if bias is None else torch.addmm(bias.to(precision), patches, matrix)
     return out.reshape(len(x), height, width, -1).permute(0, 3, 1, 2)
+
+
+def _gpu_layers(x: Tensor) -> Any:
+    """Layers by our own kernels, or None where they do not run."""
+    return _own_kernels() if x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) else None
+
+
+@cache
+def _own_kernels() -> Any:
+    """None without Triton, which torch's packages for CUDA on Linux bring, or where it cannot compile."""
+    try:
+        from fedc2i.engine.executors.stacked import gpu_layers
+
+        gpu_layers.fold(torch.zeros(1, 1, 1, device="cuda"), (1, 1, 1), *[(1, 1)] * 4)
+    except ImportError:
+        return None
+    except Exception as error:  # e.g. no C compiler
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        warnings.warn(f"Triton cannot compile here, so training runs by torch's slower kernels: {reason}", stacklevel=2)
+        return None
+    return gpu_layers
+
+
+def _max_pool(input: Tensor, kernel_size: Any, stride: Any = None, **options: Any) -> Tensor | None:
+    """``F.max_pool2d`` of squares that do not overlap; torch's kernels take thrice as long."""
+    layers, kernel = _gpu_layers(input), _pair(kernel_size)
+    squares = kernel[0] == kernel[1] <= 16 and (not stride or _pair(stride) == kernel)
+    if layers is None or input.ndim != 4 or not squares or {**_PLAIN_POOL, **options} != _PLAIN_POOL:
+        return None
+    return layers.max_pool(input.permute(0, 2, 3, 1), kernel[0]).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
 
 
 def _precision(x: Tensor) -> torch.dtype:
@@ -119,6 +161,8 @@ class _Patches(torch.autograd.Function):
         count, height, width, channels = x.shape
         n, h, w, c = height * width * channels, width * channels, channels, 1  # x.stride() may differ for sides of 1
         rows, columns = (_positions((height, width)[a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
+        if (layers := _gpu_layers(x)) is not None:
+            return layers.unfold(x, (rows, columns), kernel, stride, dilation)  # type: ignore[no-any-return]
         shape, strides = (
             (count, rows, columns, *kernel, channels),
             (n, h * stride[0], w * stride[1], h * dilation[0], w * dilation[1], c),
@@ -154,6 +198,9 @@ class _Images(torch.autograd.Function):
     ) -> Tensor:
         channels, height, width = size
         rows, columns = (_positions(size[1 + a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
+        if (layers := _gpu_layers(patches)) is not None:
+            where = (height, width, channels), (rows, columns), kernel, stride, dilation
+            return layers.fold(patches.contiguous(), *where).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
         windows = patches.reshape(-1, rows, columns, *kernel, channels)
         x = patches.new_zeros(len(patches), height, width, channels)
         for i in range(kernel[0]):

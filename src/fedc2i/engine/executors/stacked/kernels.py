@@ -1,0 +1,178 @@
+"""Triton kernels for images of many models at once, with the channels last in memory; see `gpu_layers` for their use.
+
+Every number is summed in one fixed order: a kernel gives the same bits in every run.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def convolve(
+    x, weight, bias, out, rows, outputs, height, width, tall, wide,
+    channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr, top: tl.constexpr, left: tl.constexpr,
+    precision: tl.constexpr, block_rows: tl.constexpr, block_outputs: tl.constexpr, block_sum: tl.constexpr,
+):  # fmt: skip
+    """A convolution as a product over patches that are never stored; a row is a place in one of the model's images."""
+    model = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    n = tl.program_id(2) * block_outputs + tl.arange(0, block_outputs)
+    k = tl.arange(0, block_sum)
+    image, place = row // (tall * wide), row % (tall * wide)
+    y, z = place // wide - top, place % wide - left
+    images = x + model * (rows // (tall * wide)) * height * width * channels
+    start = (image * height + y) * (width * channels) + z * channels
+    filters = weight + (model * outputs + n) * (taps * channels)
+    here, known = row < rows, n < outputs
+    total = tl.zeros((block_rows, block_outputs), tl.float32)
+    for first in range(0, taps * channels, block_sum):
+        if channels % block_sum == 0:  # a block is part of one pixel: copied 16 bytes at a time
+            tap = first // channels
+            i, j = tap // side, tap % side
+            shift = tl.multiple_of((i * width + j) * channels + first % channels, block_sum)
+            inside = here
+            if top + left > 0:
+                inside = here & (y + i >= 0) & (y + i < height) & (z + j >= 0) & (z + j < width)
+            a = tl.load(images + start[:, None] + (shift + k)[None, :], mask=inside[:, None], other=0.0)
+            b = tl.load(filters[None, :] + (first + k)[:, None], mask=known[None, :], other=0.0)
+        else:
+            at = first + k
+            used, tap = at < taps * channels, at // channels
+            i, j = tap // side, tap % side
+            shifts = (i * width + j) * channels + at % channels
+            within = here[:, None] & used[None, :]
+            if top + left > 0:
+                down, right = y[:, None] + i[None, :], z[:, None] + j[None, :]
+                within = within & (down >= 0) & (down < height) & (right >= 0) & (right < width)
+            a = tl.load(images + start[:, None] + shifts[None, :], mask=within, other=0.0)
+            b = tl.load(filters[None, :] + at[:, None], mask=known[None, :] & used[:, None], other=0.0)
+        total = tl.dot(a, b, total, input_precision=precision)
+    total += tl.load(bias + model * outputs + n, mask=known, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + (model * rows + row)[:, None] * outputs + n[None, :], total, mask=here[:, None] & known[None, :])
+
+
+@triton.jit
+def weight_gradient(
+    x, slope, out, sums, rows, outputs, height, width, tall, wide, part,
+    channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr, top: tl.constexpr, left: tl.constexpr,
+    precision: tl.constexpr, block_sum: tl.constexpr, block_outputs: tl.constexpr, block_taps: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a convolution's weights and biases, of ``part`` rows in each program; the caller adds them up."""
+    model = tl.program_id(1).to(tl.int64)
+    tiles = tl.cdiv(outputs, block_outputs)
+    share, tile = tl.program_id(2) // tiles, tl.program_id(2) % tiles
+    n = tile * block_outputs + tl.arange(0, block_outputs)
+    at = tl.program_id(0) * block_taps + tl.arange(0, block_taps)
+    tap = at // channels
+    i, j = tap // side - top, tap % side - left
+    shifts = (i * width + j) * channels + at % channels
+    if channels % block_taps == 0:
+        one = tl.program_id(0) * block_taps // channels
+        first = (one // side - top) * width + one % side - left
+        shifts = tl.multiple_of(first * channels + tl.program_id(0) * block_taps % channels, block_taps) + tl.arange(
+            0, block_taps
+        )
+    images = x + model * (rows // (tall * wide)) * height * width * channels
+    slopes = slope + model * rows * outputs
+    used, known = at < taps * channels, n < outputs
+    total = tl.zeros((block_taps, block_outputs), tl.float32)
+    added = tl.zeros((block_outputs,), tl.float32)
+    for step in range(0, part, block_sum):
+        row = share * part + step + tl.arange(0, block_sum)
+        here = row < rows
+        image, place = row // (tall * wide), row % (tall * wide)
+        y, z = place // wide, place % wide
+        start = (image * height + y) * (width * channels) + z * channels
+        within = here[:, None] & used[None, :]
+        if top + left > 0:
+            down, right = y[:, None] + i[None, :], z[:, None] + j[None, :]
+            within = within & (down >= 0) & (down < height) & (right >= 0) & (right < width)
+        a = tl.load(images + start[:, None] + shifts[None, :], mask=within, other=0.0)
+        b = tl.load(slopes + row[:, None] * outputs + n[None, :], mask=here[:, None] & known[None, :], other=0.0)
+        total = tl.dot(tl.trans(a), b, total, input_precision=precision)
+        added += tl.sum(b.to(tl.float32), 0)
+    where = (model * (tl.num_programs(2) // tiles) + share) * outputs + n
+    tl.store(out + where[None, :] * (taps * channels) + at[:, None], total, mask=used[:, None] & known[None, :])
+    if tl.program_id(0) == 0:
+        tl.store(sums + where, added, mask=known)
+
+
+@triton.jit
+def pool(x, out, index, numel, height, width, tall, wide, channels, side: tl.constexpr, block: tl.constexpr):
+    """The largest of ``side`` x ``side`` numbers, and which it is: the first of equal ones, or the last nan."""
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    here = at < numel
+    place = at // channels
+    z, y, image = place % wide, place // wide % tall, place // wide // tall
+    start = ((image * height + y * side) * width + z * side) * channels + at % channels
+    best = tl.load(x + start, mask=here).to(tl.float32)
+    which = tl.zeros((block,), tl.int32)
+    for n in tl.static_range(1, side * side):
+        value = tl.load(x + start + (n // side * width + n % side) * channels, mask=here).to(tl.float32)
+        larger = (value > best) | (value != value)
+        best, which = tl.where(larger, value, best), tl.where(larger, n, which)
+    tl.store(out + at, best, mask=here)
+    tl.store(index + at, which.to(tl.uint8), mask=here)
+
+
+@triton.jit
+def unpool(slope, index, out, numel, height, width, tall, wide, channels, side: tl.constexpr, block: tl.constexpr):
+    """The gradient of `pool`: each number goes where it came from, all else is 0."""
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    here = at < numel
+    place = at // channels
+    w, h, image = place % width, place // width % height, place // width // height
+    pooled = here & (h // side < tall) & (w // side < wide)
+    where = ((image * tall + h // side) * wide + w // side) * channels + at % channels
+    value = tl.load(slope + where, mask=pooled, other=0.0)
+    which = tl.load(index + where, mask=pooled, other=0).to(tl.int32)
+    tl.store(out + at, tl.where(which == h % side * side + w % side, value, 0.0), mask=here)
+
+
+@triton.jit
+def unfold(
+    x, out, rows, height, width, tall, wide, channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr,
+    down: tl.constexpr, right: tl.constexpr, far_down: tl.constexpr, far_right: tl.constexpr,
+    block_rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Patches: a row for each place of the kernel in each image."""
+    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
+    image, place = row // (tall * wide), (row % (tall * wide)).to(tl.int32)
+    start = image * height * width * channels + (place // wide * down * width + place % wide * right) * channels
+    here, k = (row < rows)[:, None], tl.arange(0, block)
+    for first in range(0, taps * channels, block):
+        at = first + k
+        if channels % block == 0:
+            tap = first // channels
+            far = tap // side * far_down * width + tap % side * far_right
+            shifts = tl.multiple_of(far * channels + first % channels, block) + k
+        else:
+            tap = at // channels
+            shifts = (tap // side * far_down * width + tap % side * far_right) * channels + at % channels
+        mask = here & (at < taps * channels)[None, :]
+        value = tl.load(x + start[:, None] + shifts[None, :], mask=mask)
+        tl.store(out + row[:, None] * (taps * channels) + at[None, :], value, mask=mask)
+
+
+@triton.jit
+def fold(
+    patches, out, numel, height, width, tall, wide, channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr,
+    down: tl.constexpr, right: tl.constexpr, far_down: tl.constexpr, far_right: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Adds patches up where they overlap, row by row of the kernel."""
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    here = at < numel
+    c, place = (at % channels).to(tl.int32), at // channels
+    w, h, image = (place % width).to(tl.int32), (place // width % height).to(tl.int32), place // width // height
+    base = patches + image * (tall * wide * taps * channels)
+    total = tl.zeros((block,), tl.float32)
+    for tap in range(taps):
+        y, z = h - tap // side * far_down, w - tap % side * far_right
+        fits = here & (y >= 0) & (z >= 0) & (y // down < tall) & (z // right < wide)
+        if down * right > 1:
+            fits = fits & (y % down == 0) & (z % right == 0)
+        where = (y // down * wide + z // right) * (taps * channels) + tap * channels + c
+        total += tl.load(base + where, mask=fits, other=0.0).to(tl.float32)
+    tl.store(out + at, total, mask=here)
