@@ -24,8 +24,9 @@ def is_supported(x: Tensor) -> bool:
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor, padding: Pair) -> Tensor:
     """Images ``(B, H, W, C)``, weights ``(O, k, k, C)`` and biases ``(O,)`` to ``(B, H', W', O)``."""
-    own: Tensor = _Convolution.apply(x[None], weight[None], bias[None], padding)  # type: ignore[no-untyped-call]
-    return own[0]
+    one = (x.unsqueeze(0), weight.unsqueeze(0), bias.unsqueeze(0))
+    own: Tensor = _Convolution.apply(*one, padding)  # type: ignore[no-untyped-call]
+    return own.squeeze(0)  # not [0], whose gradient is copied into zeros
 
 
 def max_pool(x: Tensor, side: int) -> Tensor:
@@ -78,7 +79,7 @@ def _weight_gradient(x: Tensor, slope: Tensor, kernel: Pair, padding: Pair) -> t
     out = torch.empty(models, shares, outputs, *kernel, channels, device=x.device)
     sums = torch.empty(models, shares, outputs, device=x.device)
     kernels.weight_gradient[tiles, models, shares * _blocks(outputs, block)](
-        x, slope, out, sums, rows, outputs, height, width, tall, wide, part, channels, kernel[1], taps, *padding,
+        x, slope, out, sums, rows, outputs, part, height, width, tall, wide, channels, kernel[1], taps, *padding,
         "tf32", block_outputs=block, **how,
     )  # fmt: skip
     found = (out[:, 0], sums[:, 0]) if shares == 1 else (out.sum(1), sums.sum(1))
@@ -189,10 +190,13 @@ class _Pool(torch.autograd.Function):
         x, ctx.side = inputs
         ctx.size = tuple(x.shape[1:3])
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # no zeros for the index
         ctx.save_for_backward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor, _: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, slope: Tensor | None, _: Any) -> tuple[Any, ...]:
+        if slope is None:
+            return None, None
         return _Unpool.apply(slope, ctx.saved_tensors[0], ctx.size, ctx.side), None  # type: ignore[no-untyped-call]
 
     @staticmethod

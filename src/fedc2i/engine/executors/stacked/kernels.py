@@ -55,7 +55,8 @@ def convolve(
 
 @triton.jit
 def weight_gradient(
-    x, slope, out, sums, rows, outputs, height, width, tall, wide, part,
+    x, slope, out, sums, rows, outputs, part,
+    height: tl.constexpr, width: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
     channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr, top: tl.constexpr, left: tl.constexpr,
     precision: tl.constexpr, block_sum: tl.constexpr, block_outputs: tl.constexpr, block_taps: tl.constexpr,
 ):  # fmt: skip
@@ -68,12 +69,6 @@ def weight_gradient(
     tap = at // channels
     i, j = tap // side - top, tap % side - left
     shifts = (i * width + j) * channels + at % channels
-    if channels % block_taps == 0:
-        one = tl.program_id(0) * block_taps // channels
-        first = (one // side - top) * width + one % side - left
-        shifts = tl.multiple_of(first * channels + tl.program_id(0) * block_taps % channels, block_taps) + tl.arange(
-            0, block_taps
-        )
     images = x + model * (rows // (tall * wide)) * height * width * channels
     slopes = slope + model * rows * outputs
     used, known = at < taps * channels, n < outputs

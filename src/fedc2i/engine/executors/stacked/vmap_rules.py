@@ -44,6 +44,8 @@ class VmapRules(TorchFunctionMode):
             result = _convolve(self._widest, *args, **kwargs)
         elif func is F.max_pool2d:
             result = _max_pool(*args, **kwargs)
+        elif func is F.linear:
+            result = _linear(*args, **kwargs)
         elif func is F.cross_entropy:
             result = _cross_entropy(*args, **kwargs)
         elif func is F.batch_norm and self._w is not None:
@@ -125,6 +127,14 @@ def _max_pool(input: Tensor, kernel_size: Any, stride: Any = None, **options: An
     if layers is None or input.ndim != 4 or not squares or {**_PLAIN_POOL, **options} != _PLAIN_POOL:
         return None
     return layers.max_pool(input.permute(0, 2, 3, 1), kernel[0]).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    """``F.linear`` of ``(B, I)`` on a GPU, so that the gradient of the weights comes in their order, not transposed."""
+    if not input.is_cuda or input.ndim != 2:
+        return None
+    out = (weight @ input.mT).mT
+    return out if bias is None else out + bias.to(out.dtype)
 
 
 def _precision(x: Tensor) -> torch.dtype:
