@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import fedc2i
-from fedc2i.core.params import Params, prefixed
+from fedc2i.core.params import Params, prefixed, stack
 from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.client import RunContext
 from fedc2i.methods.base import Site
@@ -20,10 +20,10 @@ from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedc2i_plus import CAUTION, DEGREES, KEPT, OWN, SHARES, FedC2IPlus, best_logs, posterior
 from fedc2i.methods.local import Local
 from fedc2i.methods.math.prototypes import spread
-from fedc2i.methods.messages import relay
+from fedc2i.methods.messages import Uploads, relay
 from fedc2i.models.model import Model, split
 from fedc2i.training.local import Batch
-from support.method_checks import TRAINING, make_site, place, run
+from support.method_checks import TRAINING, make_site, place, run, upload
 
 ALONE = [1.0, 0.0, 0.0]
 DESIGN = [(a / 4, b / 4, (4 - a - b) / 4) for a in range(5) for b in range(5 - a)]
@@ -259,3 +259,11 @@ def test_a_client_that_the_others_contradict_is_not_harmed(batch_norm: bool) -> 
     assert plain.accuracy("received").mean(0)[last] < 40  # what it is guarded against
     for point in ("received", "trained"):
         assert guarded.accuracy(point).mean(0)[last] > floor - 3
+
+
+def test_one_client_cannot_lengthen_the_shared_prototypes(federation: Federation, model: Model) -> None:
+    method, nobody = FedC2IPlus(), torch.zeros(3)
+    sent = upload(method, model, federation)
+    long = {**sent, "prototypes": 10 * sent["prototypes"]}
+    download, _ = method.combine(Uploads(stack([sent, long, sent]), (0, 1, 2), nobody, nobody), {})
+    assert torch.allclose(download.shared["prototypes"], sent["prototypes"])

@@ -5,8 +5,8 @@ Client m trains two networks on the same batches. They share no parameter, so on
     v_m    its own: never mixed, never sent
     w_m    shared: FedC²I's mixture of all w_i at the start of every round; only this is sent
 
-With it a client sends the mean feature of each of its classes; the server returns their mean P_c, and both networks are
-pulled towards it as in FedProto:
+With it a client sends the mean feature of each of its classes; the server returns their mean P_c, in which none counts
+as longer than the median of its class, and both networks are pulled towards it as in FedProto:
 
     loss = Σ_{f = v, w} CE(f) + ld · ‖h_f(x) − P_y‖²/d, mean over the batch
 
@@ -41,7 +41,7 @@ from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedproto import ClassFeatures, prototype_loss
 from fedc2i.methods.math.influence import Gamma
-from fedc2i.methods.math.prototypes import average, prototypes, spread
+from fedc2i.methods.math.prototypes import average, bounded, prototypes, spread
 from fedc2i.methods.messages import Download, Uploads, relay
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
@@ -119,7 +119,8 @@ class FedC2IPlus(FedC2I):
         if self.ld:
             sent = ClassFeatures.read(uploads.tensors)
             assert sent.class_present is not None
-            shared |= average(sent.prototypes, sent.class_present.to(torch.float32)).flat()
+            present = sent.class_present
+            shared |= average(bounded(sent.prototypes, present), present.to(torch.float32)).flat()
         return Download(shared=shared, clients=uploads.clients), state
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:

@@ -62,3 +62,14 @@ def average(means: Tensor, weights: Tensor) -> Prototypes:
     known = total > 0
     share = weights / torch.where(known, total, 1)
     return Prototypes(torch.einsum("kc,kcd->cd", share.to(means.dtype), means), known)
+
+
+def bounded(means: Tensor, present: Tensor) -> Tensor:
+    """Prototypes ``(K, C, d)``, none longer than the median of its class over the clients that have it.
+
+    So the mean is no longer than that, and a few dishonest clients cannot make features grow from round to round.
+    ``present`` ``(K, C)`` says who has which class; of an even number of lengths the median is the lower middle one.
+    """
+    lengths = means.norm(dim=2)  # (K, C)
+    usual = torch.where(present, lengths, torch.nan).nanquantile(0.5, 0, interpolation="lower")  # (C,)
+    return means * torch.where(lengths > usual, usual / lengths, 1)[..., None]
