@@ -206,7 +206,7 @@ def test_other_pooling_is_left_to_torch(options: dict[str, Any], layers: Any, mo
 def test_patches_have_the_bits_of_torch_s_copies(
     channels: int, stride: tuple[int, int], dilation: tuple[int, int], layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, where = noise(3, channels, 9, 8), ((3, 2), stride, dilation)
+    x, where = noise(3, channels, 9, 8), ((3, 2), stride, dilation, 0)
     patches = vmap_rules._Patches.forward(x, *where)
     images = vmap_rules._Images.forward(patches, (channels, 9, 8), *where)
     monkeypatch.setattr(vmap_rules, "_gpu_layers", lambda x: None)
@@ -221,12 +221,12 @@ def test_patches_have_the_bits_of_torch_s_copies(
 def test_without_kernels_torch_s_are_used(found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing Triton is no news; one that cannot compile is."""
 
-    def fold(*_: Any) -> None:
+    def max_pool(*_: Any) -> None:
         raise RuntimeError("no gcc\nPlease specify")
 
     name = "fedc2i.engine.executors.stacked.gpu_layers"
     monkeypatch.setattr(torch, "zeros", lambda *size, device: torch.empty(size))
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(fold=fold) if found else None)
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(max_pool=max_pool) if found else None)
     monkeypatch.delattr("fedc2i.engine.executors.stacked.gpu_layers", raising=False)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -240,34 +240,36 @@ class _Unpool(torch.autograd.Function):
         return out.unflatten(0, (info.batch_size, -1)), 0
 
 
-def unfold(x: Tensor, places: Pair, kernel: Pair, stride: Pair, dilation: Pair) -> Tensor:
-    """Images ``(N, H, W, C)`` to patches ``(N, L, k·k·C)`` at ``places`` of the kernel."""
+def unfold(x: Tensor, places: Pair, kernel: Pair, stride: Pair, dilation: Pair, more: int = 0) -> Tensor:
+    """Images ``(N, H, W, C)`` to patches ``(N, L, k·k·C + |more|)`` at ``places`` of the kernel.
+
+    The first number after a patch is 1, or 0 if ``more`` is negative; the others are 0.
+    """
     count, height, width, channels = x.shape
     rows, taps = count * places[0] * places[1], kernel[0] * kernel[1]
-    out = x.new_empty(count, places[0] * places[1], taps * channels)
-    block = 64 if channels % 64 == 0 else _power(taps * channels, 16, 128)
+    size = taps * channels + abs(more)
+    out = x.new_empty(count, places[0] * places[1], size)
+    block = 64 if channels % 64 == 0 else _power(size, 16, 128)
+    one = float(more > 0)
     kernels.unfold[(_blocks(rows, 32),)](
-        x, out, rows, height, width, *places, channels, kernel[1], taps, *stride, *dilation, 32, block
+        x, out, rows, height, width, *places, one, size, channels, kernel[1], taps, *stride, *dilation, 32, block
     )
     return out
 
 
 def fold(
-    patches: Tensor, size: tuple[int, int, int], places: Pair, kernel: Pair, stride: Pair, dilation: Pair
+    patches: Tensor,
+    image: tuple[int, int, int],
+    places: Pair,
+    kernel: Pair,
+    stride: Pair,
+    dilation: Pair,
+    more: int = 0,
 ) -> Tensor:
-    """Patches added up to images ``(N, H, W, C)``."""
-    out = patches.new_empty(len(patches), *size)
+    """Patches added up to images ``(N, H, W, C)``; of each the last ``more`` numbers are ignored."""
+    out, taps = patches.new_empty(len(patches), *image), kernel[0] * kernel[1]
+    size = taps * image[2] + more
     kernels.fold[(_blocks(out.numel(), 512),)](
-        patches,
-        out,
-        out.numel(),
-        *size[:2],
-        *places,
-        size[2],
-        kernel[1],
-        kernel[0] * kernel[1],
-        *stride,
-        *dilation,
-        512,
+        patches, out, out.numel(), *image[:2], *places, size, image[2], kernel[1], taps, *stride, *dilation, 512
     )
     return out

@@ -128,32 +128,43 @@ def unpool(slope, index, out, numel, height, width, tall, wide, channels, side: 
 
 @triton.jit
 def unfold(
-    x, out, rows, height, width, tall, wide, channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr,
+    x, out, rows, height, width, tall, wide, one: tl.constexpr, size: tl.constexpr,
+    channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr,
     down: tl.constexpr, right: tl.constexpr, far_down: tl.constexpr, far_right: tl.constexpr,
     block_rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Patches: a row for each place of the kernel in each image."""
+    """Patches: a row for each place of the kernel in each image; then up to 4 more numbers: ``one``, and 0."""
     row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
     image, place = row // (tall * wide), (row % (tall * wide)).to(tl.int32)
     start = image * height * width * channels + (place // wide * down * width + place % wide * right) * channels
-    here, k = (row < rows)[:, None], tl.arange(0, block)
-    for first in range(0, taps * channels, block):
-        at = first + k
-        if channels % block == 0:
+    here, k, numbers = (row < rows)[:, None], tl.arange(0, block), taps * channels
+    patches = out + row[:, None] * size
+    if channels % block == 0:  # a block is part of one pixel
+        for first in range(0, numbers, block):
             tap = first // channels
             far = tap // side * far_down * width + tap % side * far_right
             shifts = tl.multiple_of(far * channels + first % channels, block) + k
-        else:
+            tl.store(
+                patches + (first + k)[None, :], tl.load(x + start[:, None] + shifts[None, :], mask=here), mask=here
+            )
+        if size > numbers:
+            at = numbers + tl.arange(0, 4)
+            more = tl.where((at == numbers)[None, :] & here, one, 0.0)
+            tl.store(patches + at[None, :], more, mask=here & (at < size)[None, :])
+    else:
+        for first in range(0, size, block):
+            at = first + k
             tap = at // channels
             shifts = (tap // side * far_down * width + tap % side * far_right) * channels + at % channels
-        mask = here & (at < taps * channels)[None, :]
-        value = tl.load(x + start[:, None] + shifts[None, :], mask=mask)
-        tl.store(out + row[:, None] * (taps * channels) + at[None, :], value, mask=mask)
+            value = tl.load(x + start[:, None] + shifts[None, :], mask=here & (at < numbers)[None, :], other=0.0)
+            value = tl.where((at == numbers)[None, :], one, value)
+            tl.store(patches + at[None, :], value, mask=here & (at < size)[None, :])
 
 
 @triton.jit
 def fold(
-    patches, out, numel, height, width, tall, wide, channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr,
+    patches, out, numel, height, width, tall, wide, size: tl.constexpr,
+    channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr,
     down: tl.constexpr, right: tl.constexpr, far_down: tl.constexpr, far_right: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Adds patches up where they overlap, row by row of the kernel."""
@@ -161,13 +172,13 @@ def fold(
     here = at < numel
     c, place = (at % channels).to(tl.int32), at // channels
     w, h, image = (place % width).to(tl.int32), (place // width % height).to(tl.int32), place // width // height
-    base = patches + image * (tall * wide * taps * channels)
+    base = patches + image * (tall * wide * size)
     total = tl.zeros((block,), tl.float32)
     for tap in range(taps):
         y, z = h - tap // side * far_down, w - tap % side * far_right
         fits = here & (y >= 0) & (z >= 0) & (y // down < tall) & (z // right < wide)
         if down * right > 1:
             fits = fits & (y % down == 0) & (z % right == 0)
-        where = (y // down * wide + z // right) * (taps * channels) + tap * channels + c
+        where = (y // down * wide + z // right) * size + tap * channels + c
         total += tl.load(base + where, mask=fits, other=0.0).to(tl.float32)
     tl.store(out + at, total, mask=here)

@@ -89,9 +89,13 @@ def _convolve(
         return made.permute(0, 3, 1, 2)
     x = F.pad(input, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else input
     height, width = (_positions(x.shape[2 + a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
-    patches = _Patches.apply(x, kernel, stride, dilation).flatten(0, 1)  # type: ignore[no-untyped-call]
     matrix = weight.permute(2, 3, 1, 0).flatten(0, 2)  # (k·k·C, O)
-    if torch.is_grad_enabled():
+    more = 4 - len(matrix) % 4 if layers is not None and bias is not None else 0  # columns: 1 for the bias, then 0
+    patches = _Patches.apply(x, kernel, stride, dilation, more).flatten(0, 1)  # type: ignore[no-untyped-call]
+    if more and bias is not None:
+        nothing = matrix.new_zeros(more - 1, matrix.shape[1])
+        matrix, bias = torch.cat([matrix, bias.to(precision)[None], nothing]), None
+    if torch.is_grad_enabled() or (more and torch._C._functorch.peek_interpreter_stack() is None):
         out = _product(patches, matrix)
         out = out if bias is None else out + bias.to(precision)
     else:
@@ -110,7 +114,7 @@ def _own_kernels() -> Any:
     try:
         from fedc2i.engine.executors.stacked import gpu_layers
 
-        gpu_layers.fold(torch.zeros(1, 1, 1, device="cuda"), (1, 1, 1), *[(1, 1)] * 4)
+        gpu_layers.max_pool(torch.zeros(1, 1, 1, 1, device="cuda"), 1)
     except ImportError:
         return None
     except Exception as error:  # e.g. no C compiler
@@ -163,16 +167,19 @@ _Geometry = tuple[int, int]
 
 
 class _Patches(torch.autograd.Function):
-    """``(N, C, H, W)`` images to ``(N, L, k·k·C)`` patches, one for each of L positions of the kernel."""
+    """``(N, C, H, W)`` images to ``(N, L, k·k·C)`` patches, one for each of L positions of the kernel.
+
+    On a GPU they may have ``more`` numbers: a 1, or with ``-more`` a 0, and then 0.
+    """
 
     @staticmethod
-    def forward(x: Tensor, kernel: _Geometry, stride: _Geometry, dilation: _Geometry) -> Tensor:
+    def forward(x: Tensor, kernel: _Geometry, stride: _Geometry, dilation: _Geometry, more: int) -> Tensor:
         x = x.permute(0, 2, 3, 1).contiguous()  # channels last: a patch's row is one piece of memory
         count, height, width, channels = x.shape
         n, h, w, c = height * width * channels, width * channels, channels, 1  # x.stride() may differ for sides of 1
         rows, columns = (_positions((height, width)[a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
         if (layers := _gpu_layers(x)) is not None:
-            return layers.unfold(x, (rows, columns), kernel, stride, dilation)  # type: ignore[no-any-return]
+            return layers.unfold(x, (rows, columns), kernel, stride, dilation, more)  # type: ignore[no-any-return]
         shape, strides = (
             (count, rows, columns, *kernel, channels),
             (n, h * stride[0], w * stride[1], h * dilation[0], w * dilation[1], c),
@@ -192,7 +199,7 @@ class _Patches(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _Images.apply(gradient, ctx.size, *ctx.geometry), None, None, None  # type: ignore[no-untyped-call]
+        return _Images.apply(gradient, ctx.size, *ctx.geometry), None, None, None, None  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
@@ -204,12 +211,17 @@ class _Images(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        patches: Tensor, size: tuple[int, int, int], kernel: _Geometry, stride: _Geometry, dilation: _Geometry
+        patches: Tensor,
+        size: tuple[int, int, int],
+        kernel: _Geometry,
+        stride: _Geometry,
+        dilation: _Geometry,
+        more: int,
     ) -> Tensor:
         channels, height, width = size
         rows, columns = (_positions(size[1 + a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
         if (layers := _gpu_layers(patches)) is not None:
-            where = (height, width, channels), (rows, columns), kernel, stride, dilation
+            where = (height, width, channels), (rows, columns), kernel, stride, dilation, abs(more)
             return layers.fold(patches.contiguous(), *where).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
         windows = patches.reshape(-1, rows, columns, *kernel, channels)
         x = patches.new_zeros(len(patches), height, width, channels)
@@ -222,11 +234,12 @@ class _Images(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.geometry = inputs[2:]
+        *ctx.geometry, ctx.more = inputs[2:]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _Patches.apply(gradient, *ctx.geometry), None, None, None, None  # type: ignore[no-untyped-call]
+        found = _Patches.apply(gradient, *ctx.geometry, -abs(ctx.more))  # type: ignore[no-untyped-call]
+        return found, *[None] * 5
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], patches: Tensor, *rest: Any) -> tuple[Tensor, int]:
