@@ -80,12 +80,23 @@ class Mailbox:
         self.sent = [0] * clients  # the round of each client's latest upload, 0 for none
         self.norms = [0.0] * clients  # of each client's latest upload; 0 without a bound
 
-    def receive(self, clients: Sequence[int], uploads: Stacked, round: int) -> dict[int, str]:
+    def measure(self, uploads: Stacked) -> Tensor | None:
+        """What `receive` reads of uploads to accept them: of each whether it is finite, and its norm with a bound."""
+        if not uploads:
+            return None
+        sound = finite(uploads)
+        return torch.cat([sound.to(torch.float64), norms(uploads)]) if self._norm_bound else sound
+
+    def receive(
+        self, clients: Sequence[int], uploads: Stacked, round: int, measured: Tensor | None = None
+    ) -> dict[int, str]:
         """Takes the uploads of a round; returns the clients whose upload was rejected, and what was wrong with it.
 
-        A rejected client counts as absent: its earlier upload, if any, stays.
+        A rejected client counts as absent: its earlier upload, if any, stays. ``measured`` is the result of `measure`
+        if the caller has it.
         """
-        wrong, sizes = self._wrong(clients, uploads) if uploads else ({}, [0.0] * len(clients))
+        measured = self.measure(uploads) if measured is None else measured
+        wrong, sizes = ({}, [0.0] * len(clients)) if measured is None else self._wrong(clients, measured.tolist())
         kept = [k for k in range(len(clients)) if k not in wrong]
         accepted = [clients[k] for k in kept]
         if self.keeps:
@@ -109,18 +120,16 @@ class Mailbox:
             self.uploads = {name: torch.cat([self.uploads[name], own]) for name, own in uploads.items()}
             self._row |= {client: len(self._row) + k for k, client in enumerate(clients)}
 
-    def _wrong(self, clients: Sequence[int], uploads: Stacked) -> tuple[dict[int, str], list[float]]:
+    def _wrong(self, clients: Sequence[int], read: Sequence[float]) -> tuple[dict[int, str], list[float]]:
         """Which uploads are not usable: nan or infinity in them, or a norm far above the median of all; and the norms.
 
         If fewer than three have arrived, other clients' latest uploads are part of the median. With fewer than three
         in all, it is unclear which one is wrong.
         """
-        sound = finite(uploads)
         if not self._norm_bound:
-            return {k: NOT_FINITE for k, good in enumerate(sound.tolist()) if not good}, [0.0] * len(clients)
+            return {k: NOT_FINITE for k, good in enumerate(read) if not good}, [0.0] * len(clients)
         others = [m for m, round in enumerate(self.sent) if round and m not in clients] if len(clients) < FEWEST else []
-        read = torch.cat([sound.to(torch.float64), norms(uploads)]).tolist()  # at once: a GPU waits for it
-        flags, sizes = read[: len(clients)], read[len(clients) :] + [self.norms[m] for m in others]
+        flags, sizes = read[: len(clients)], [*read[len(clients) :], *(self.norms[m] for m in others)]
         wrong = {k: NOT_FINITE for k, good in enumerate(flags) if not good}
         usual = [size for k, size in enumerate(sizes) if k not in wrong]
         bound = self._norm_bound * median(usual) if len(usual) >= FEWEST else 0.0

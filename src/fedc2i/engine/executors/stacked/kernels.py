@@ -8,8 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_SIZES = ("height", "width", "tall", "wide")  # not worth a compilation for each value that divides well
 
-@triton.jit
+
+@triton.jit(do_not_specialize=_SIZES)
 def convolve(
     x, weight, bias, out, rows, outputs, height, width, tall, wide,
     channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr, top: tl.constexpr, left: tl.constexpr,
@@ -94,7 +96,7 @@ def weight_gradient(
         tl.store(sums + where, added, mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def pool(x, out, index, numel, height, width, tall, wide, channels, side: tl.constexpr, block: tl.constexpr):
     """The largest of ``side`` x ``side`` numbers, and which it is: the first of equal ones, or the last nan."""
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
@@ -112,7 +114,7 @@ def pool(x, out, index, numel, height, width, tall, wide, channels, side: tl.con
     tl.store(index + at, which.to(tl.uint8), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def unpool(slope, index, out, numel, height, width, tall, wide, channels, side: tl.constexpr, block: tl.constexpr):
     """The gradient of `pool`: each number goes where it came from, all else is 0."""
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
@@ -126,7 +128,7 @@ def unpool(slope, index, out, numel, height, width, tall, wide, channels, side: 
     tl.store(out + at, tl.where(which == h % side * side + w % side, value, 0.0), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def unfold(
     x, out, rows, height, width, tall, wide, one: tl.constexpr, size: tl.constexpr,
     channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr,
@@ -161,7 +163,7 @@ def unfold(
             tl.store(patches + at[None, :], value, mask=here & (at < size)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def fold(
     patches, out, numel, height, width, tall, wide, size: tl.constexpr,
     channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr,

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedc2i.core.params import Params, Stacked
 from fedc2i.core.settings import TrainingSettings
 from fedc2i.engine.executors.stacked.padded_data import Steps
-from fedc2i.training.local import Batch, Optimiser
+from fedc2i.training.local import Batch, Optimiser, like
 
 _Result = TypeVar("_Result")
 
@@ -91,6 +91,14 @@ def _copy(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
+def _place(tensor: Tensor) -> Tensor:
+    """Space for a tensor ``(S, K, ...)``; weights of convolutions have the channels last on a GPU, as they are read."""
+    if tensor.ndim != 6 or not tensor.is_cuda:
+        return torch.empty_like(tensor)
+    seeds, clients, outputs, channels, *kernel = tensor.shape
+    return tensor.new_empty(seeds, clients, outputs, *kernel, channels).permute(0, 1, 2, 5, 3, 4)
+
+
 class Stepper:
     """Trains stacks of one shape, round after round."""
 
@@ -154,15 +162,15 @@ class Stepper:
                     name: torch.where(ends[number].reshape(*clients.shape, *[1] * (now.ndim - 2)), now, finished[name])
                     for name, now in (self._everything() | self._means).items()
                 }
-        return {name: finished[name] for name in params}
+        return {name: finished[name].contiguous() for name in params}
 
     def _everything(self) -> Stacked:
         return {name: tensor.detach() for name, tensor in (*self._free.items(), *self._fixed.items())}
 
     def _allocate(self, params: Stacked, clients: Tensor, steps: Steps, context: Any) -> None:
         device = self._data.y.device
-        self._free = {name: torch.empty_like(params[name]).requires_grad_() for name in self._trainable}
-        self._fixed = {name: torch.empty_like(tensor) for name, tensor in params.items() if name not in self._free}
+        self._free = {name: _place(params[name]).requires_grad_() for name in self._trainable}
+        self._fixed = {name: _place(tensor) for name, tensor in params.items() if name not in self._free}
         self._means = {name: torch.empty_like(params[name]) for name in self._trainable if self._average}
         self._context = tree_map(torch.empty_like, context)
         self._clients = torch.empty_like(clients, device=device)
@@ -203,7 +211,7 @@ class Stepper:
         with torch.enable_grad():  # a client's loss depends on its own model only: the sum's gradient is everyone's
             losses = self._losses(self._free, self._fixed, batch, self._context)
             gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
-        self._optimiser.step([None if gradient is None else gradient.contiguous() for gradient in gradients])
+        self._optimiser.step([like(gradient, leaf) for gradient, leaf in zip(gradients, leaves, strict=True)])
         if self._means:
             self._take_into_means()
         self._at.add_(1).clamp_(max=len(self._index) - 1)  # runs before the capture must not go beyond the end
