@@ -47,8 +47,9 @@ def peak() -> int:
 
 def measure(clients: int, participants: int, free: float, device: str) -> dict[str, Any]:
     """One run in this process; ``free`` is the memory in GB, 0 for what there really is."""
-    torch.set_num_threads(1)
     gpu = device == "cuda"
+    if not gpu:
+        torch.set_num_threads(1)
     side, train, rounds = (GPU_SIDE, GPU_TRAIN, GPU_ROUNDS) if gpu else (SIDE, TRAIN, ROUNDS)
     draw = np.random.default_rng(0)
     x = draw.integers(0, 256, (clients, train + TEST, side, side), np.uint8)

@@ -15,7 +15,7 @@ from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core import memory
 from fedc2i.core.params import rows, size_in_bytes
 from fedc2i.engine import resting_models
-from fedc2i.engine.resting_models import COPIES, SHARE, RestingModels, RestingStore, choose_store
+from fedc2i.engine.resting_models import COPIES, HOST_SHARE, RESTING, SHARE, RestingModels, RestingStore, choose_store
 from fedc2i.engine.seed_run import Store
 from fedc2i.methods.fedavg import FedAvg
 from support.cut_runs import assert_goes_on
@@ -58,6 +58,7 @@ def test_whether_models_rest_does_not_depend_on_what_is_free(monkeypatch: pytest
     cuda = torch.device("cuda")
     assert [choose_store(cuda, size, 2).rests for size in (500, 501)] == [False, True]
     assert isinstance(choose_store(cuda, 1000, 2).new(range(3)), RestingModels)
+    monkeypatch.setattr(memory, "available", lambda: int(RESTING * 1000 / HOST_SHARE))
     assert vars(choose_store(cuda, 1000, 2))["_place"] == "host"
     assert vars(choose_store(cuda, 1001, 2))["_place"] == "file"
 

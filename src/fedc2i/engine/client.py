@@ -116,8 +116,13 @@ class RunContext:
         key = (client, "init") if init == "independent" else ("init",)
         return self.method.setup(self.model.init(self.seed, *key), self.model)
 
-    def first_models(self, clients: Sequence[str], init: Literal["common", "independent"]) -> Stacked:
-        """The initial models of all clients, stacked; a common one is drawn once."""
+    def first_models(
+        self, clients: Sequence[str], init: Literal["common", "independent"], copies: bool = True
+    ) -> Stacked:
+        """The initial models of all clients, stacked; a common one is drawn once, without ``copies`` stored once."""
+        if init == "common" and not copies:
+            one = self.first_model(clients[0], init)
+            return {name: tensor.expand(len(clients), *tensor.shape) for name, tensor in one.items()}
         drawn = {name: self.first_model(name, init) for name in (clients if init == "independent" else clients[:1])}
         return stack([drawn.get(name, drawn[clients[0]]) for name in clients])
 

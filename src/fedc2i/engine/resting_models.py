@@ -27,6 +27,8 @@ Place = Literal["host", "file"]
 
 SHARE = 0.5  # of a memory that models may take before they rest elsewhere
 COPIES = 3  # of every client's model: its own, what it received, and one of them while rows are replaced
+HOST_SHARE = 0.8  # of free host memory; little else is there
+RESTING = 2  # copies of models that rest: their rows are replaced in place
 _ALIGNED = 64  # bytes
 
 
@@ -37,7 +39,7 @@ def choose_store(device: torch.device, size: int, participants: int) -> Store:
     """
     if COPIES * size <= SHARE * _memory_of(device):
         return Store(device)
-    in_memory = device.type != "cpu" and COPIES * size <= SHARE * memory.available()
+    in_memory = device.type != "cpu" and RESTING * size <= HOST_SHARE * memory.available()
     return RestingStore(device, "host" if in_memory else "file", participants)
 
 
@@ -71,8 +73,9 @@ class RestingModels(ClientModels):
 
     def of(self, clients: Sequence[int]) -> Stacked:
         """See `ClientModels.of`."""
-        where = [self._row[client] for client in clients]
-        found = {name: tensor[where].to(self._device) for name, tensor in self.tensors.items()}
+        where = self._where(clients)
+        part = isinstance(where, slice)  # a view
+        found = {name: tensor[where].to(self._device, copy=part) for name, tensor in self.tensors.items()}
         self._release()
         return found
 
@@ -80,10 +83,16 @@ class RestingModels(ClientModels):
         """See `ClientModels.put`."""
         if not self.tensors:
             self.tensors = self._room_for(models)
-        where = [self._row[client] for client in clients]
+        where = self._where(clients)
         for name, tensor in self.tensors.items():
             tensor[where] = models[name].to("cpu", tensor.dtype)
         self._release()
+
+    def _where(self, clients: Sequence[int]) -> slice | list[int]:
+        """The clients' rows; as a slice, which is copied in one piece, if they follow each other."""
+        found = [self._row[client] for client in clients]
+        low, high = (found[0], found[-1] + 1) if found else (0, 0)
+        return slice(low, high) if found == list(range(low, high)) else found
 
     def _room_for(self, models: Stacked) -> Stacked:
         """A row for each client."""

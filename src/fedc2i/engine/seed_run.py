@@ -65,7 +65,7 @@ class SeedRun:
         self._audience = tuple(range(len(names)))
         self._own = self._received = store.new(self._audience)
         for some in store.shares(self._audience):
-            self._own.put(some, context.first_models([names[m] for m in some], settings.init))
+            self._own.put(some, context.first_models([names[m] for m in some], settings.init, not store.rests))
         self.exchange = Exchange(context, settings, names, samples, self._own.tensors)
         self._chosen = self._choose(1)
         self._starts = self._own.of(self._chosen)
