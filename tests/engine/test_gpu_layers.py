@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.engine.executors.stacked import vmap_rules
+from fedc2i.engine.executors.stacked import own_kernels
+from fedc2i.engine.executors.stacked.patches import _Images, _Patches
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 
 CUDA = torch.cuda.is_available()
@@ -34,7 +35,7 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> Any:
     from fedc2i.engine.executors.stacked import gpu_layers
 
     kinds = (torch.float32, torch.bfloat16)
-    monkeypatch.setattr(vmap_rules, "_gpu_layers", lambda x: gpu_layers if x.dtype in kinds else None)
+    monkeypatch.setattr(own_kernels, "layers_for", lambda x: gpu_layers if x.dtype in kinds else None)
     return gpu_layers
 
 
@@ -139,7 +140,7 @@ def test_what_clients_share_and_gradients_within_vmap(
             return net(*tensors)
 
     got = vmap(grad(loss, argnums=(0, 1)), in_dims=dims)(*own)
-    monkeypatch.setattr(vmap_rules, "_gpu_layers", lambda x: None)
+    monkeypatch.setattr(own_kernels, "layers_for", lambda x: None)
     want = vmap(grad(net, argnums=(0, 1)), in_dims=dims)(*(part.double() for part in own))
     for mine, torch_s in zip(got, want, strict=True):
         assert distance(mine, torch_s) < 3 * TOLERANCE[precision]
@@ -154,7 +155,7 @@ def test_gradients_of_gradients(layers: Any, monkeypatch: pytest.MonkeyPatch) ->
             return grad(net)(w1, w2, x).pow(2).sum()
 
     got = vmap(grad(slope_size))(w1, w2, x)
-    monkeypatch.setattr(vmap_rules, "_gpu_layers", lambda x: None)
+    monkeypatch.setattr(own_kernels, "layers_for", lambda x: None)
     assert distance(got, vmap(grad(slope_size))(*(own.double() for own in (w1, w2, x)))) < TOLERANCE["tf32"]
 
 
@@ -207,11 +208,11 @@ def test_patches_have_the_bits_of_torch_s_copies(
     channels: int, stride: tuple[int, int], dilation: tuple[int, int], layers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, where = noise(3, channels, 9, 8), ((3, 2), stride, dilation, 0)
-    patches = vmap_rules._Patches.forward(x, *where)
-    images = vmap_rules._Images.forward(patches, (channels, 9, 8), *where)
-    monkeypatch.setattr(vmap_rules, "_gpu_layers", lambda x: None)
-    assert torch.equal(patches, vmap_rules._Patches.forward(x, *where))
-    assert torch.equal(images, vmap_rules._Images.forward(patches, (channels, 9, 8), *where))
+    patches = _Patches.forward(x, *where)
+    images = _Images.forward(patches, (channels, 9, 8), *where)
+    monkeypatch.setattr(own_kernels, "layers_for", lambda x: None)
+    assert torch.equal(patches, _Patches.forward(x, *where))
+    assert torch.equal(images, _Images.forward(patches, (channels, 9, 8), *where))
 
 
 # Where there is no Triton.
@@ -230,7 +231,7 @@ def test_without_kernels_torch_s_are_used(found: str | None, monkeypatch: pytest
     monkeypatch.delattr("fedc2i.engine.executors.stacked.gpu_layers", raising=False)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        assert vmap_rules._own_kernels.__wrapped__() is None
+        assert own_kernels._layers.__wrapped__() is None
     heard = [str(own.message).split(": ") for own in said]
     assert heard == (
         [["Triton cannot compile here, so training runs by torch's slower kernels", "no gcc"]] if found else []

@@ -23,7 +23,7 @@ from fedc2i.data.federation import InputSpec
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.executors.stacked.chunks import Compute, Result, clients_that_fit, in_chunks
-from fedc2i.engine.executors.stacked.padded_data import PaddedData
+from fedc2i.engine.executors.stacked.padded_data import PaddedData, moved
 from fedc2i.engine.executors.stacked.stepper import GraphedFunction, Stepper
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.engine.records import Metrics
@@ -98,7 +98,7 @@ class StackedExecutor:
                 found.append(client.metrics(sums))
             return found
 
-        position = torch.tensor([batch.download.position(m) for m in batch.clients], device=self._device)
+        position = moved(torch.tensor([batch.download.position(m) for m in batch.clients]), self._device)
         tensors = {"received": batch.download.shared, "personal": _personal_rows(batch), "position": position}
         if len(batch.clients) < len(self._data):  # other clients in the next round: not worth a CUDA graph
             return metrics(batch.params, tensors)
@@ -144,7 +144,7 @@ class StackedExecutor:
         position = torch.tensor([[batch.download.position(m) for m in batch.clients] for batch in chunk])
         tensors: _SiteTensors = {
             "counts": self._padded.counts(chunk),
-            "position": position.to(self._device),
+            "position": moved(position, self._device),
             "received": {**shared, **personal},
         }
         received = {name: 0 if name in personal else None for name in tensors["received"]}

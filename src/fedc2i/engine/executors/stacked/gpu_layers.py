@@ -13,8 +13,8 @@ from torch import Tensor
 from fedc2i.engine.executors.stacked import kernels
 
 Pair = tuple[int, int]
-_SHARE = 1024  # rows of a weight's gradient that a program sums, where there are few programs
-_FEW = 500
+_SHARE = 1024  # rows of a weight's gradient that a program sums, where a model has few programs
+_FEW = 8
 
 
 def is_supported(x: Tensor) -> bool:
@@ -73,7 +73,7 @@ def _weight_gradient(x: Tensor, slope: Tensor, kernel: Pair, padding: Pair) -> t
     rows, taps = images * tall * wide, kernel[0] * kernel[1]
     how = TILES[x.dtype]
     tiles, block = _blocks(taps * channels, how["block_taps"]), _power(outputs, 16, 64)
-    shares = 1 if tiles * models >= _FEW else _blocks(rows, _SHARE)
+    shares = 1 if tiles > _FEW else _blocks(rows, _SHARE)  # however many models: others do not change a model's bits
     part = _blocks(_blocks(rows, shares), how["block_sum"]) * how["block_sum"]
     shares = _blocks(rows, part)
     out = torch.empty(models, shares, outputs, *kernel, channels, device=x.device)

@@ -21,6 +21,11 @@ def pad(sets: Sequence[Batch]) -> Batch:
     return Batch(*(pad_sequence(list(parts), batch_first=True) for parts in zip(*sets, strict=True)))
 
 
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A small tensor of the CPU on the device; does not wait for what the device computes."""
+    return tensor.to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Steps:
     """The batches of a local run: indices ``(T, S, K, B)``, their weights, and how many steps each client takes."""
@@ -77,7 +82,8 @@ class PaddedData:
         def one(context: RunContext, client: int) -> int:
             return self._flipped[client] if context.flips_labels(self._data[client].name) else client
 
-        return torch.tensor([[one(batch.context, m) for m in batch.clients] for batch in chunk], device=self._device)
+        rows = torch.tensor([[one(batch.context, m) for m in batch.clients] for batch in chunk])
+        return moved(rows, self._device)
 
     def counts(self, chunk: Sequence[ClientBatch]) -> Tensor:
         """Training samples of each class."""
@@ -123,7 +129,7 @@ class PaddedData:
         samples = self._take(chunk, [(own.split, own.rows) for own in held])
         if samples is None:
             return None
-        unseen = torch.tensor([own.unseen for own in held], device=self._device).reshape(*samples.w.shape[:2], 1)
+        unseen = moved(torch.tensor([own.unseen for own in held]), self._device).reshape(*samples.w.shape[:2], 1)
         return samples._replace(w=samples.w * unseen)
 
     def _take(self, chunk: Sequence[ClientBatch], probes: Sequence[tuple[str, Tensor]]) -> Batch | None:
@@ -131,9 +137,9 @@ class PaddedData:
         if not probes:
             return None
         shape, rows = (len(chunk), len(chunk[0].clients), -1), self.rows(chunk)[..., None]
-        index = pad_sequence([order for _, order in probes], batch_first=True).reshape(shape).to(self._device)
+        index = moved(pad_sequence([order for _, order in probes], batch_first=True).reshape(shape), self._device)
         weight = pad_sequence([torch.ones(len(order)) for _, order in probes], batch_first=True).reshape(shape)
-        held_out = torch.tensor([split == "validation" for split, _ in probes], device=self._device).reshape(shape)
+        held_out = moved(torch.tensor([split == "validation" for split, _ in probes]), self._device).reshape(shape)
 
         def take(from_train: Tensor, from_validation: Tensor) -> Tensor:
             if not from_validation.shape[1]:
@@ -143,7 +149,7 @@ class PaddedData:
             return torch.where(held_out.reshape(*held_out.shape, *[1] * (train.ndim - 3)), validation, train)
 
         x, y = take(self.train.x, self.validation.x), take(self.train.y, self.validation.y)
-        return Batch(x, y, weight.to(self._device))
+        return Batch(x, y, moved(weight, self._device))
 
 
 def _key(chunk: Sequence[ClientBatch]) -> tuple[Any, ...]:

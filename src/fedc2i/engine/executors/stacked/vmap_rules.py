@@ -8,15 +8,16 @@ has no weight in its statistics.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
+
+from fedc2i.engine.executors.stacked import own_kernels
+from fedc2i.engine.executors.stacked.patches import patches_of, positions
 
 _ROWS = 2048  # patches that are worth a separate product: weight gradients sum over many, for few outputs
 _PARTS = 16
@@ -78,24 +79,26 @@ def _convolve(
     is_plain = input.ndim == 4 and groups == 1 and not isinstance(padding, str)
     if not is_plain or (widest is not None and weight[0].numel() > widest):
         return None
-    kernel, stride, padding, dilation = tuple(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation)
+    kernel = (weight.shape[2], weight.shape[3])
+    stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
     precision = _precision(input)
     input, weight = input.to(precision), weight.to(precision)
-    layers = _gpu_layers(input)
+    layers = own_kernels.layers_for(input)
     dense = stride == dilation == (1, 1) and padding[0] < kernel[0] and padding[1] < kernel[1]
     if layers is not None and dense and layers.is_supported(input):
         shift = weight.new_zeros(len(weight)) if bias is None else bias.to(precision)
         made: Tensor = layers.convolution(input.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1), shift, padding)
         return made.permute(0, 3, 1, 2)
     x = F.pad(input, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else input
-    height, width = (_positions(x.shape[2 + a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
+    height, width = (positions(x.shape[2 + a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
     matrix = weight.permute(2, 3, 1, 0).flatten(0, 2)  # (k·k·C, O)
-    more = 4 - len(matrix) % 4 if layers is not None and bias is not None else 0  # columns: 1 for the bias, then 0
-    patches = _Patches.apply(x, kernel, stride, dilation, more).flatten(0, 1)  # type: ignore[no-untyped-call]
+    # Rows of a multiple of 4 numbers are read faster: what is missing is a column of 1 for the bias, then 0.
+    more = -len(matrix) % 4 if layers is not None and bias is not None else 0
+    patches = patches_of(x, kernel, stride, dilation, more).flatten(0, 1)
     if more and bias is not None:
         nothing = matrix.new_zeros(more - 1, matrix.shape[1])
         matrix, bias = torch.cat([matrix, bias.to(precision)[None], nothing]), None
-    if torch.is_grad_enabled() or (more and torch._C._functorch.peek_interpreter_stack() is None):
+    if torch.is_grad_enabled():
         out = _product(patches, matrix)
         out = out if bias is None else out + bias.to(precision)
     else:
@@ -103,30 +106,9 @@ def _convolve(
     return out.reshape(len(x), height, width, -1).permute(0, 3, 1, 2)
 
 
-def _gpu_layers(x: Tensor) -> Any:
-    """Layers by our own kernels, or None where they do not run."""
-    return _own_kernels() if x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) else None
-
-
-@cache
-def _own_kernels() -> Any:
-    """None without Triton, which torch's packages for CUDA on Linux bring, or where it cannot compile."""
-    try:
-        from fedc2i.engine.executors.stacked import gpu_layers
-
-        gpu_layers.max_pool(torch.zeros(1, 1, 1, 1, device="cuda"), 1)
-    except ImportError:
-        return None
-    except Exception as error:  # e.g. no C compiler
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        warnings.warn(f"Triton cannot compile here, so training runs by torch's slower kernels: {reason}", stacklevel=2)
-        return None
-    return gpu_layers
-
-
 def _max_pool(input: Tensor, kernel_size: Any, stride: Any = None, **options: Any) -> Tensor | None:
     """``F.max_pool2d`` of squares that do not overlap; torch's kernels take thrice as long."""
-    layers, kernel = _gpu_layers(input), _pair(kernel_size)
+    layers, kernel = own_kernels.layers_for(input), _pair(kernel_size)
     squares = kernel[0] == kernel[1] <= 16 and (not stride or _pair(stride) == kernel)
     if layers is None or input.ndim != 4 or not squares or {**_PLAIN_POOL, **options} != _PLAIN_POOL:
         return None
@@ -157,100 +139,6 @@ def _product(patches: Tensor, matrix: Tensor) -> Tensor:
 
 def _pair(value: Any) -> tuple[int, int]:
     return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[-1]))
-
-
-def _positions(size: int, kernel: int, stride: int, dilation: int) -> int:
-    return (size - dilation * (kernel - 1) - 1) // stride + 1
-
-
-_Geometry = tuple[int, int]
-
-
-class _Patches(torch.autograd.Function):
-    """``(N, C, H, W)`` images to ``(N, L, k·k·C)`` patches, one for each of L positions of the kernel.
-
-    On a GPU they may have ``more`` numbers: a 1, or with ``-more`` a 0, and then 0.
-    """
-
-    @staticmethod
-    def forward(x: Tensor, kernel: _Geometry, stride: _Geometry, dilation: _Geometry, more: int) -> Tensor:
-        x = x.permute(0, 2, 3, 1).contiguous()  # channels last: a patch's row is one piece of memory
-        count, height, width, channels = x.shape
-        n, h, w, c = height * width * channels, width * channels, channels, 1  # x.stride() may differ for sides of 1
-        rows, columns = (_positions((height, width)[a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
-        if (layers := _gpu_layers(x)) is not None:
-            return layers.unfold(x, (rows, columns), kernel, stride, dilation, more)  # type: ignore[no-any-return]
-        shape, strides = (
-            (count, rows, columns, *kernel, channels),
-            (n, h * stride[0], w * stride[1], h * dilation[0], w * dilation[1], c),
-        )
-        many = 16 // x.element_size()
-        aligned = channels % many == 0 and x.storage_offset() % many == 0
-        if x.dtype in (torch.float32, torch.bfloat16) and aligned:  # copied 16 bytes at a time: twice as fast
-            words = x.view(-1).view(torch.complex128)
-            windows = words.as_strided((*shape[:-1], channels // many), (*(step // many for step in strides[:-1]), 1))
-            return windows.reshape(count, rows * columns, -1).view(x.dtype)
-        return x.as_strided(shape, strides).reshape(count, rows * columns, -1)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, *ctx.geometry = inputs
-        ctx.size = tuple(x.shape[1:])
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _Images.apply(gradient, ctx.size, *ctx.geometry), None, None, None, None  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
-        return _over_images(_Patches, in_dims[0], x, *rest)
-
-
-class _Images(torch.autograd.Function):
-    """The other way: patches are added up where they overlap."""
-
-    @staticmethod
-    def forward(
-        patches: Tensor,
-        size: tuple[int, int, int],
-        kernel: _Geometry,
-        stride: _Geometry,
-        dilation: _Geometry,
-        more: int,
-    ) -> Tensor:
-        channels, height, width = size
-        rows, columns = (_positions(size[1 + a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
-        if (layers := _gpu_layers(patches)) is not None:
-            where = (height, width, channels), (rows, columns), kernel, stride, dilation, abs(more)
-            return layers.fold(patches.contiguous(), *where).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
-        windows = patches.reshape(-1, rows, columns, *kernel, channels)
-        x = patches.new_zeros(len(patches), height, width, channels)
-        for i in range(kernel[0]):
-            for j in range(kernel[1]):
-                top, left = i * dilation[0], j * dilation[1]
-                below, right = top + (rows - 1) * stride[0] + 1, left + (columns - 1) * stride[1] + 1
-                x[:, top : below : stride[0], left : right : stride[1]] += windows[:, :, :, i, j]
-        return x.permute(0, 3, 1, 2)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *ctx.geometry, ctx.more = inputs[2:]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        found = _Patches.apply(gradient, *ctx.geometry, -abs(ctx.more))  # type: ignore[no-untyped-call]
-        return found, *[None] * 5
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], patches: Tensor, *rest: Any) -> tuple[Tensor, int]:
-        return _over_images(_Images, in_dims[0], patches, *rest)
-
-
-def _over_images(function: type[torch.autograd.Function], dim: int, tensor: Tensor, *rest: Any) -> tuple[Tensor, int]:
-    """Many clients' images are just more images."""
-    tensor = tensor.movedim(dim, 0)
-    result = function.apply(tensor.flatten(0, 1), *rest)  # type: ignore[no-untyped-call]
-    return result.unflatten(0, tensor.shape[:2]), 0
 
 
 def _cross_entropy(logits: Tensor, target: Tensor, *, weight: Any, reduction: str, **options: Any) -> Tensor | None:

@@ -1,0 +1,110 @@
+"""Patches of images for a convolution as a matrix product, and their sum where they overlap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedc2i.engine.executors.stacked import own_kernels
+
+Pair = tuple[int, int]
+
+
+def patches_of(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair, more: int = 0) -> Tensor:
+    """``(N, C, H, W)`` images to ``(N, L, k·k·C)`` patches, one for each of L positions of the kernel.
+
+    On a GPU they may have ``more`` numbers: a 1, and then 0.
+    """
+    made: Tensor = _Patches.apply(x, kernel, stride, dilation, more)  # type: ignore[no-untyped-call]
+    return made
+
+
+def positions(size: int, kernel: int, stride: int, dilation: int) -> int:
+    """How many places a kernel has along an axis."""
+    return (size - dilation * (kernel - 1) - 1) // stride + 1
+
+
+class _Patches(torch.autograd.Function):
+    """See `patches_of`; with ``-more`` all further numbers are 0."""
+
+    @staticmethod
+    def forward(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair, more: int) -> Tensor:
+        x = x.permute(0, 2, 3, 1).contiguous()  # channels last: a patch's row is one piece of memory
+        count, height, width, channels = x.shape
+        n, h, w, c = height * width * channels, width * channels, channels, 1  # x.stride() may differ for sides of 1
+        rows, columns = (positions((height, width)[a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
+        if (layers := own_kernels.layers_for(x)) is not None:
+            return layers.unfold(x, (rows, columns), kernel, stride, dilation, more)  # type: ignore[no-any-return]
+        shape, strides = (
+            (count, rows, columns, *kernel, channels),
+            (n, h * stride[0], w * stride[1], h * dilation[0], w * dilation[1], c),
+        )
+        many = 16 // x.element_size()
+        aligned = channels % many == 0 and x.storage_offset() % many == 0
+        if x.dtype in (torch.float32, torch.bfloat16) and aligned:  # copied 16 bytes at a time: twice as fast
+            words = x.view(-1).view(torch.complex128)
+            windows = words.as_strided((*shape[:-1], channels // many), (*(step // many for step in strides[:-1]), 1))
+            return windows.reshape(count, rows * columns, -1).view(x.dtype)
+        return x.as_strided(shape, strides).reshape(count, rows * columns, -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, *ctx.geometry = inputs
+        ctx.size = tuple(x.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return _Images.apply(gradient, ctx.size, *ctx.geometry), None, None, None, None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        return _over_images(_Patches, in_dims[0], x, *rest)
+
+
+class _Images(torch.autograd.Function):
+    """The other way: patches are added up where they overlap."""
+
+    @staticmethod
+    def forward(
+        patches: Tensor,
+        size: tuple[int, int, int],
+        kernel: Pair,
+        stride: Pair,
+        dilation: Pair,
+        more: int,
+    ) -> Tensor:
+        channels, height, width = size
+        rows, columns = (positions(size[1 + a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
+        if (layers := own_kernels.layers_for(patches)) is not None:
+            where = (height, width, channels), (rows, columns), kernel, stride, dilation, abs(more)
+            return layers.fold(patches.contiguous(), *where).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+        windows = patches.reshape(-1, rows, columns, *kernel, channels)
+        x = patches.new_zeros(len(patches), height, width, channels)
+        for i in range(kernel[0]):
+            for j in range(kernel[1]):
+                top, left = i * dilation[0], j * dilation[1]
+                below, right = top + (rows - 1) * stride[0] + 1, left + (columns - 1) * stride[1] + 1
+                x[:, top : below : stride[0], left : right : stride[1]] += windows[:, :, :, i, j]
+        return x.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *ctx.geometry, ctx.more = inputs[2:]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        found = _Patches.apply(gradient, *ctx.geometry, -abs(ctx.more))  # type: ignore[no-untyped-call]
+        return found, *[None] * 5
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], patches: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        return _over_images(_Images, in_dims[0], patches, *rest)
+
+
+def _over_images(function: type[torch.autograd.Function], dim: int, tensor: Tensor, *rest: Any) -> tuple[Tensor, int]:
+    """Many clients' images are just more images."""
+    tensor = tensor.movedim(dim, 0)
+    result = function.apply(tensor.flatten(0, 1), *rest)  # type: ignore[no-untyped-call]
+    return result.unflatten(0, tensor.shape[:2]), 0
