@@ -40,6 +40,7 @@ def test_rows_come_back_as_they_were_put(place: Any) -> None:
     for name, tensor in models.of([1, 3, 7]).items():
         assert tensor.dtype == given[name].dtype
         assert torch.equal(tensor, given[name][[4, 1, 0]])
+    assert torch.equal(models.of([3, 5, 7, 9, 1])["w"], ODD["w"][[1, 2, 0, 3, 4]])  # some follow each other, some not
     before = models.of([3])
     models.put([3], rows(given, [0]))
     assert torch.equal(before["w"], ODD["w"][[1]])  # what was fetched is a copy

@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -73,9 +73,13 @@ class RestingModels(ClientModels):
 
     def of(self, clients: Sequence[int]) -> Stacked:
         """See `ClientModels.of`."""
-        where = self._where(clients)
-        part = isinstance(where, slice)  # a view
-        found = {name: tensor[where].to(self._device, copy=part) for name, tensor in self.tensors.items()}
+        found = {
+            name: torch.empty((len(clients), *tensor.shape[1:]), dtype=tensor.dtype, device=self._device)
+            for name, tensor in self.tensors.items()
+        }
+        for theirs, ours in self._runs(clients):
+            for name, tensor in self.tensors.items():
+                found[name][theirs].copy_(tensor[ours])
         self._release()
         return found
 
@@ -83,22 +87,25 @@ class RestingModels(ClientModels):
         """See `ClientModels.put`."""
         if not self.tensors:
             self.tensors = self._room_for(models)
-        where = self._where(clients)
-        for name, tensor in self.tensors.items():
-            tensor[where] = models[name].to("cpu", tensor.dtype)
+        for theirs, ours in self._runs(clients):
+            for name, tensor in self.tensors.items():
+                tensor[ours].copy_(models[name][theirs])
         self._release()
 
-    def _where(self, clients: Sequence[int]) -> slice | list[int]:
-        """The clients' rows; as a slice, which is copied in one piece, if they follow each other."""
-        found = [self._row[client] for client in clients]
-        low, high = (found[0], found[-1] + 1) if found else (0, 0)
-        return slice(low, high) if found == list(range(low, high)) else found
+    def _runs(self, clients: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+        """Which of ``clients`` follow each other here, and in which rows: they are copied in one piece."""
+        first = 0
+        for k in range(1, len(clients) + 1):
+            if k == len(clients) or self._row[clients[k]] != self._row[clients[k - 1]] + 1:
+                row = self._row[clients[first]]
+                yield slice(first, k), slice(row, row + k - first)
+                first = k
 
     def _room_for(self, models: Stacked) -> Stacked:
         """A row for each client."""
         shapes = {name: (len(self._row), *tensor.shape[1:]) for name, tensor in models.items()}
         if self._place == "host":
-            return {name: torch.zeros(shape, dtype=models[name].dtype) for name, shape in shapes.items()}
+            return {name: torch.empty(shape, dtype=models[name].dtype) for name, shape in shapes.items()}
         starts, end = dict[str, int](), 0
         for name, tensor in models.items():
             starts[name] = end
