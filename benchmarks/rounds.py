@@ -29,6 +29,7 @@ from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.fedc2i_plus import FedC2IPlus
 from fedc2i.methods.messages import Download, relay
 from fedc2i.models.networks import build
 
@@ -66,6 +67,12 @@ def our_rounds(
     net = build(model, len(federation.classes), federation.input)
     simulate(method, net, federation, EngineSettings(rounds=rounds, **settings), seeds, device, note)
     return Laps(seconds, [after - before for before, after in itertools.pairwise(stamps)])
+
+
+def unscored_rounds(method: Method, federation: Federation, rounds: int) -> Laps:
+    """Rounds of our engine that score nobody: all but the last of a run."""
+    laps = our_rounds(method, federation, rounds + 1, evaluate_every=0)
+    return Laps(laps.seconds[:rounds], laps.wall[:rounds])
 
 
 def loop_rounds(clients: Sequence[Tensors], rounds: int, both_points: bool = True) -> Laps:
@@ -135,6 +142,9 @@ def _measure(clients: int, plan: Blocks, effort: Effort) -> dict[str, Any]:
         contenders |= {
             "loop_single_eval": lambda rounds: loop_rounds(floats, rounds, both_points=False),
             "influence": lambda rounds: influence_steps(federation, rounds),
+            "fedavg_unscored": lambda rounds: unscored_rounds(FedAvg(), federation, rounds),
+            "plus": lambda rounds: unscored_rounds(FedC2IPlus(), federation, rounds),
+            "plus_unguarded": lambda rounds: unscored_rounds(FedC2IPlus(guard=False), federation, rounds),
         }
     timed = in_turn(contenders, plan)
     median = {name: statistics.median(laps.wall) for name, laps in timed.items()}
@@ -147,6 +157,8 @@ def _measure(clients: int, plan: Blocks, effort: Effort) -> dict[str, Any]:
             "fedavg_vs_loop_single_eval": median["fedavg"] / median["loop_single_eval"],
             "fedc2i_vs_loop_single_eval": median["fedc2i"] / median["loop_single_eval"],
             "influence_share": median["influence"] / median["fedc2i"],
+            "plus_vs_fedavg": median["plus"] / median["fedavg_unscored"],
+            "plus_unguarded_vs_fedavg": median["plus_unguarded"] / median["fedavg_unscored"],
         }
     hidden = {name: sum(laps.wall) / sum(laps.seconds) - 1 for name, laps in timed.items()}
     return {
@@ -164,6 +176,9 @@ TITLES = {
     "fedavg": "FedAvg",
     "fedc2i": "FedC²I",
     "influence": "FedC²I's influence step alone",
+    "fedavg_unscored": "FedAvg, not scored",
+    "plus": "FedC²I⁺, not scored",
+    "plus_unguarded": "FedC²I⁺ without its guard, not scored",
 }
 
 
