@@ -27,6 +27,7 @@ needs_kernels = pytest.mark.skipif(
 PRECISIONS = ["ieee", "tf32", *(["bf16"] if CUDA else [])]  # the interpreter has no products in bf16
 TOLERANCE = {"ieee": 1e-5, "tf32": 3e-3, "bf16": 3e-2}
 SEEDS, CLIENTS = 2, 2
+NAME = "fedc2i.engine.executors.stacked.gpu_layers"
 
 
 @pytest.fixture
@@ -170,6 +171,18 @@ def test_the_same_bits_every_time(layers: Any, precision: str) -> None:
         assert torch.equal(one, two)
 
 
+@needs_kernels
+@pytest.mark.parametrize(
+    "precision", [kind for kind in PRECISIONS if kind != "ieee"], indirect=True
+)  # cuBLAS may choose
+def test_other_models_do_not_change_a_model_s_bits(layers: Any, precision: str) -> None:
+    leaves = [noise(SEEDS, CLIENTS, *shape).requires_grad_() for shape in ((6, 3, 3, 3), (16, 6, 3, 3), (5, 3, 30, 30))]
+    few = [leaf.detach()[1:, 1:].clone().requires_grad_() for leaf in leaves]
+    both = [torch.autograd.grad(lifted(net, *own, bf16=precision == "bf16").sum(), own) for own in (leaves, few)]
+    for one, two in zip(*both, strict=True):
+        assert torch.equal(one[1:, 1:], two)
+
+
 # Pooling and patches: numbers are moved, or added in the order of torch's operations, so they have the same bits.
 
 
@@ -218,21 +231,37 @@ def test_patches_have_the_bits_of_torch_s_copies(
 # Where there is no Triton.
 
 
-@pytest.mark.parametrize("found", [None, "a compiler"], ids=str)
-def test_without_kernels_torch_s_are_used(found: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing Triton is no news; one that cannot compile is."""
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H200 without gcc."""
 
     def max_pool(*_: Any) -> None:
         raise RuntimeError("no gcc\nPlease specify")
 
-    name = "fedc2i.engine.executors.stacked.gpu_layers"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch, "zeros", lambda *size, device: torch.empty(size))
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(max_pool=max_pool) if found else None)
-    monkeypatch.delattr("fedc2i.engine.executors.stacked.gpu_layers", raising=False)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    monkeypatch.setitem(sys.modules, NAME, SimpleNamespace(max_pool=max_pool))
+    monkeypatch.delattr(NAME, raising=False)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_triton_that_cannot_compile_is_news() -> None:
+    with pytest.warns(
+        UserWarning, match="^Triton cannot compile here, so training runs by torch's slower kernels: no gcc$"
+    ):
         assert own_kernels._layers.__wrapped__() is None
-    heard = [str(own.message).split(": ") for own in said]
-    assert heard == (
-        [["Triton cannot compile here, so training runs by torch's slower kernels", "no gcc"]] if found else []
-    )
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize("missing", ["Triton", "CUDA", "tensor cores"])
+def test_where_kernels_do_not_run_torch_s_do_without_a_word(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing == "Triton":
+        monkeypatch.setitem(sys.modules, NAME, None)
+    elif missing == "CUDA":
+        monkeypatch.setattr(torch.version, "cuda", None)
+    else:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert own_kernels._layers.__wrapped__() is None

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_OLDEST = (8, 0)  # compute capability: tensor cores for tf32 and bf16
+
 
 def layers_for(x: Tensor) -> Any:
     """Layers by our own kernels, or None where they do not run."""
@@ -17,13 +19,17 @@ def layers_for(x: Tensor) -> Any:
 
 @cache
 def _layers() -> Any:
-    """None without Triton, which torch's packages for CUDA on Linux bring, or where it cannot compile."""
+    """None without Triton, which torch's packages for CUDA on Linux bring, where it cannot compile, or on old GPUs."""
+    if torch.version.cuda is None or torch.cuda.get_device_capability() < _OLDEST:
+        return None
     try:
         from fedc2i.engine.executors.stacked import gpu_layers
 
         gpu_layers.max_pool(torch.zeros(1, 1, 1, 1, device="cuda"), 1)
     except ImportError:
         return None
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # e.g. no C compiler
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         warnings.warn(f"Triton cannot compile here, so training runs by torch's slower kernels: {reason}", stacklevel=2)
