@@ -42,7 +42,7 @@ def test_every_method_goes_on(
 CASES: dict[str, dict[str, Any]] = {
     "stacked": {"executor": "stacked"},
     "stacked-half": {"executor": "stacked", "clients_per_round": "50%"},
-    "workers": {"executor": "workers"},
+    "workers": {"executor": "workers", "workers": 2},
     "ring": {"topology": "ring", "clients_per_round": 2, "evaluate_every": 0},
     "private": {"clip": 0.5, "noise": 0.3, "clients_per_round": 2, "evaluate_every": 2},
     "own-starts": {"init": "independent", "evaluate_every": 3, "rounds": 4},

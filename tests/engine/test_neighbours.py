@@ -329,7 +329,7 @@ def test_workers_have_the_bits_of_one_process(
     name: str, participation: str, normed: Model, make_federation: Callable[..., Federation]
 ) -> None:
     federation, method = make_federation(SIZES, validation=3), Method.registry[name]()
-    settings: dict[str, Any] = {"seeds": (0, 5), "clients_per_round": participation}
+    settings: dict[str, Any] = {"seeds": (0, 5), "workers": 2, "clients_per_round": participation}
     workers, looped = (
         run(method, normed, federation, "random:2", executor=how, **settings) for how in ("workers", "looped")
     )

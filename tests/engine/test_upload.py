@@ -327,7 +327,7 @@ def test_looped_and_stacked_agree(method: Method, attack: str, model: Model, fed
 def test_workers_agree_to_the_bit(model: Model, federation: Federation) -> None:
     attack = "label-flip@1;noise@1"
     looped, _ = run(FedC2I(), model, federation, attack, seeds=(0, 1))
-    workers, _ = run(FedC2I(), model, federation, attack, seeds=(0, 1), executor="workers")
+    workers, _ = run(FedC2I(), model, federation, attack, seeds=(0, 1), executor="workers", workers=2)
     for seed in looped:
         assert_same_model(workers[seed].received, looped[seed].received, rtol=0, atol=0)
         assert_same_model(workers[seed].trained, looped[seed].trained, rtol=0, atol=0)
