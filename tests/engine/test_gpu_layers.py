@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
 
@@ -241,15 +242,20 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch, "zeros", lambda *size, device: torch.empty(size))
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__spec__=ModuleSpec("triton", None)))
     monkeypatch.setitem(sys.modules, NAME, SimpleNamespace(max_pool=max_pool))
     monkeypatch.delattr(NAME, raising=False)
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_a_triton_that_cannot_compile_is_news() -> None:
-    with pytest.warns(
-        UserWarning, match="^Triton cannot compile here, so training runs by torch's slower kernels: no gcc$"
-    ):
+@pytest.mark.parametrize(
+    ("is_broken", "reason"), [(False, "no gcc$"), (True, "import of .* halted")], ids=["no compiler", "broken"]
+)
+def test_a_triton_that_does_not_work_is_news(is_broken: bool, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_broken:
+        monkeypatch.setitem(sys.modules, NAME, None)
+    news = f"^Triton does not work here, so training runs by torch's slower kernels: {reason}"
+    with pytest.warns(UserWarning, match=news):
         assert own_kernels._layers.__wrapped__() is None
 
 
@@ -257,7 +263,7 @@ def test_a_triton_that_cannot_compile_is_news() -> None:
 @pytest.mark.parametrize("missing", ["Triton", "CUDA", "tensor cores"])
 def test_where_kernels_do_not_run_torch_s_do_without_a_word(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if missing == "Triton":
-        monkeypatch.setitem(sys.modules, NAME, None)
+        monkeypatch.setitem(sys.modules, "triton", None)
     elif missing == "CUDA":
         monkeypatch.setattr(torch.version, "cuda", None)
     else:
