@@ -75,7 +75,6 @@ class SeedRun:
         self._measured: list[Diagnostics] = []
         self._rejected: dict[int, str] = {}
         self._bytes_up = self._report_bytes = 0
-        self._uploads: tuple[Stacked, Tensor | None] = ({}, None)
 
     # A round, step by step.
 
@@ -104,8 +103,11 @@ class SeedRun:
         """Takes the evaluation of clients that do not train."""
         self._keep_scores("trained", batches, metrics)
 
-    def make_uploads(self, trained: Sequence[Trained], number: int) -> None:
-        """Uploads go through the upload pipeline, and are measured; nothing waits for the device."""
+    def make_uploads(self, trained: Sequence[Trained], number: int) -> tuple[Stacked, Tensor | None]:
+        """What comes out of the upload pipeline, and what the mailbox measures of it, see `send_uploads`.
+
+        Nothing waits for the device.
+        """
         uploads = self._joined([own.uploads for own in trained], self._chosen)
         if self.settings.clip or self.context.attacks:
             from fedc2i.engine.upload import process
@@ -113,11 +115,10 @@ class SeedRun:
             names = [self.names[m] for m in self._chosen]
             uploads = process(uploads, self._starts, names, number, self.context, self.settings, self._received_before)
         self._bytes_up = size_in_bytes(row(uploads, 0)) + self._report_bytes
-        self._uploads = uploads, self.exchange.mailbox.measure(uploads)
+        return uploads, self.exchange.mailbox.measure(uploads)
 
-    def send_uploads(self, number: int) -> None:
+    def send_uploads(self, uploads: Stacked, measured: Tensor | None, number: int) -> None:
         """Uploads go into the mailbox."""
-        (uploads, measured), self._uploads = self._uploads, ({}, None)
         self._rejected = self.exchange.mailbox.receive(self._chosen, uploads, number, measured)
 
     def _received_before(self, k: int) -> Params:

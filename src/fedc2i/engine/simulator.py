@@ -96,10 +96,10 @@ def _round(number: int, due: bool, runs: Sequence[SeedRun], executor: Executor, 
     for asked in _shares([run.absent(number) for run in runs if due]):
         for run, batches, metrics in zip(runs, asked, _together(executor.evaluate, asked), strict=True):
             run.keep_absent(batches, metrics)
-    for run, own in zip(runs, trained, strict=True):  # of all seeds before one is read, which waits for a GPU
-        run.make_uploads(own, number)
-    for run in runs:
-        run.send_uploads(number)
+    # Of all seeds before one is read, which waits for a GPU.
+    made_uploads = [run.make_uploads(own, number) for run, own in zip(runs, trained, strict=True)]
+    for run, (uploads, measured) in zip(runs, made_uploads, strict=True):
+        run.send_uploads(uploads, measured, number)
         run.exchange.combine(number)
     for asked in _shares([run.personalising(number) for run in runs]):
         for run, batches, made in zip(runs, asked, _together(executor.personalise, asked, due), strict=True):
