@@ -122,6 +122,23 @@ def test_images_of_one_pixel_or_one_line(side: tuple[int, int]) -> None:
         assert_close(F.conv2d(pooled, weight), torch.einsum("bchw,oc->bohw", pooled, weight[:, :, 0, 0]))
 
 
+@pytest.mark.parametrize("channels", [3, 4])
+def test_a_batch_of_no_images(channels: int) -> None:
+    x, weight = noise(SEEDS, CLIENTS, 0, channels, 6, 5), noise(SEEDS, CLIENTS, 2, channels, 3, 3, seed=1)
+    leaves = [own.to(torch.float32).requires_grad_() for own in (x, weight)]
+    got = lifted(*leaves, None, padding=1)
+    assert got.shape == (SEEDS, CLIENTS, 0, 2, 6, 5)
+    for leaf, own in zip(leaves, torch.autograd.grad(got.sum(), leaves), strict=True):
+        assert torch.equal(own, torch.zeros_like(leaf))
+
+
+@pytest.mark.parametrize("geometry", [{}, {"padding": 1, "dilation": 3}], ids=str)
+def test_torch_explains_a_kernel_that_is_larger_than_the_image(geometry: dict[str, Any]) -> None:
+    x, weight = noise(SEEDS, CLIENTS, 2, 3, 4, 4), noise(SEEDS, CLIENTS, 2, 3, 5, 5, seed=1)
+    with pytest.raises(RuntimeError, match="Kernel size can't be greater than actual input size"):
+        lifted(x, weight, None, **geometry)
+
+
 def test_images_that_start_anywhere_in_memory() -> None:
     memory = noise(2 * 5 * 5 * 4 + 1, dtype=torch.float32)
     x, weight = memory[1:].reshape(2, 5, 5, 4).permute(0, 3, 1, 2), noise(3, 4, 3, 3, seed=1, dtype=torch.float32)

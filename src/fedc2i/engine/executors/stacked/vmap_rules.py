@@ -81,6 +81,9 @@ def _convolve(
         return None
     kernel = (weight.shape[2], weight.shape[3])
     stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
+    height, width = (positions(input.shape[2 + a] + 2 * padding[a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
+    if min(height, width) < 1:  # torch says what is wrong
+        return None
     precision = _precision(input)
     input, weight = input.to(precision), weight.to(precision)
     layers = own_kernels.layers_for(input)
@@ -90,7 +93,6 @@ def _convolve(
         made: Tensor = layers.convolution(input.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1), shift, padding)
         return made.permute(0, 3, 1, 2)
     x = F.pad(input, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else input
-    height, width = (positions(x.shape[2 + a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
     matrix = weight.permute(2, 3, 1, 0).flatten(0, 2)  # (k·k·C, O)
     # Rows of a multiple of 4 numbers are read faster: what is missing is a column of 1 for the bias, then 0.
     more = -len(matrix) % 4 if layers is not None and bias is not None else 0
@@ -103,7 +105,7 @@ def _convolve(
         out = out if bias is None else out + bias.to(precision)
     else:
         out = patches @ matrix if bias is None else torch.addmm(bias.to(precision), patches, matrix)
-    return out.reshape(len(x), height, width, -1).permute(0, 3, 1, 2)
+    return out.reshape(len(x), height, width, len(weight)).permute(0, 3, 1, 2)
 
 
 def _max_pool(input: Tensor, kernel_size: Any, stride: Any = None, **options: Any) -> Tensor | None:
@@ -132,9 +134,9 @@ def _precision(x: Tensor) -> torch.dtype:
 
 def _product(patches: Tensor, matrix: Tensor) -> Tensor:
     """``patches @ matrix`` in several parts, so that the gradient of ``matrix``, a long sum, is computed in as many."""
-    count = len(patches)
+    count, size = patches.shape
     parts = max(p for p in range(1, _PARTS + 1) if count % p == 0 and (p == 1 or count // p >= _ROWS))
-    return torch.bmm(patches.reshape(parts, count // parts, -1), matrix.expand(parts, *matrix.shape)).flatten(0, 1)
+    return torch.bmm(patches.reshape(parts, count // parts, size), matrix.expand(parts, *matrix.shape)).flatten(0, 1)
 
 
 def _pair(value: Any) -> tuple[int, int]:
