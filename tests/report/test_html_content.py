@@ -192,6 +192,16 @@ def test_verdict_names_the_best_with_its_interval() -> None:
     )
 
 
+def test_one_run_is_scored_at_both_points_and_they_are_not_subtracted() -> None:
+    """What is scored before local training is made of the trained models: their difference is of two models."""
+    said = verdict_text([made_up(ABC, {0: [[60] * 3]}, lift=-5)])
+    assert said.headline == "FedC²I reaches 55.00 % on toy after 1 round."
+    assert said.sentences[0] == (
+        "That is Avg after local training, the point that the method's authors report; before local training it is "
+        "60.00 %."
+    )
+
+
 def test_nothing_is_clear_below_five_seeds_and_no_method_is_dropped() -> None:
     better = made_up(ABC, {seed: [[60 + seed] * 3] for seed in range(4)})
     others = [

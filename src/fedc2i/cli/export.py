@@ -18,7 +18,7 @@ def export(
     seed: Annotated[
         int | None, typer.Option(help="A seed of the run; by default its first.", show_default=False)
     ] = None,
-    before: Annotated[bool, typer.Option(help="The model before its last local training.")] = False,
+    before: Annotated[bool, typer.Option(help="The model before a next local training.")] = False,
 ) -> None:
     """Write a client's model for other programs, with a card beside it.
 

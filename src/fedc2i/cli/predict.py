@@ -30,7 +30,7 @@ def predict(
     seed: Annotated[
         int | None, typer.Option(help="A seed of the run; by default its first.", show_default=False)
     ] = None,
-    before: Annotated[bool, typer.Option(help="Use the model before its last local training.")] = False,
+    before: Annotated[bool, typer.Option(help="Use the model before a next local training.")] = False,
     trust: Trust = False,
 ) -> None:
     """Predict new rows of a table, or new images, with a client's model.

@@ -26,7 +26,8 @@ WHEN: Mapping[Point, str] = {"received": "before local training", "trained": "af
 SHORT: Mapping[Point, str] = {"received": "before", "trained": "after"}
 POINT_COLUMN = "Local training"  # the heading of a column of short names
 POINT_NOTE = (
-    "before: the model that a client receives in a round; after: that model after the client's local training; "
+    "before: what the exchange of the last round makes of the models, from which a next round would start; "
+    "after: a client's own model after its local training in the last round, before that exchange; "
     "*: the point that the method's authors report."
 )
 MOST_METHOD = 16  # letters of a method's name in a line, where room is scarce

@@ -60,7 +60,7 @@ def export(
         client: whose model.
         out: a new file, ``.safetensors`` or ``.pt2``.
         seed: of the run; its first by default.
-        point: the model before (``received``) or after (``trained``) the last local training.
+        point: the model after the last local training (``trained``), or after the exchange that follows (``received``).
         model: the `Model` that the run was started with, if that was an object of Python.
 
     Returns:

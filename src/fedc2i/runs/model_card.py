@@ -20,10 +20,10 @@ def write_card(own: ClientModel, file: str) -> str:
     """The card as Markdown."""
     result, config = own.result, own.result.config
     samples = result.federation.samples()[own.client]
-    when = "after" if own.point == "trained" else "before"
+    when = "after the last" if own.point == "trained" else "after the last exchange, before a next"
     parts = [
         f"# {own.client}: {result.model} by {result.label}",
-        f"The model of client **{own.client}** {when} the last local training, seed {own.seed}, exported as `{file}`.",
+        f"The model of client **{own.client}** {when} local training, seed {own.seed}, exported as `{file}`.",
         "## Data",
         f"{config.data}: {samples.get('train', 0):,} training, {samples.get('validation', 0):,} validation and "
         f"{samples.get('test', 0):,} test samples of this client; {own.sample}. Classes, in the order of the outputs: "

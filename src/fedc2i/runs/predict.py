@@ -49,7 +49,7 @@ def predict(
             Of a run on images, an image file or a folder of some.
         seed: of the run; its first by default.
         trust: execute the Python files (``FILE.py:NAME``) that the folder names as its method or model.
-        point: the model before (``received``) or after (``trained``) the last local training.
+        point: the model after the last local training (``trained``), or after the exchange that follows (``received``).
         model: the run's, if it was an object of Python.
         method: the run's, if it was an object of Python.
 

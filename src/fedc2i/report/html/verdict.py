@@ -116,11 +116,9 @@ def _one_run(result: Result) -> Text:
     name = "" if result.config.metric == "accuracy" else f"{words.name} "
     line = f"{result.label} reaches {name}{scores[point]}{words.unit} on {result.config.data} after {rounds}."
     other: Point = "received" if point == "trained" else "trained"
-    change = scores["trained"].mean - scores["received"].mean
     sentences = [
         f"That is {title} {WHEN[point]}, the point that the method's authors report; {WHEN[other]} it is "
-        f"{scores[other]}{words.unit}. Local training changes the {words.name} of the received model by "
-        f"{change:+z.{words.digits}f}{words.points}."
+        f"{scores[other]}{words.unit}."
     ]
     values, names = finite_mean(result.accuracy(point, result.config.metric)), result.federation.names
     high, low = (int(place(values)) for place in (np.nanargmax, np.nanargmin))

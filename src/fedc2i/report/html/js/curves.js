@@ -56,8 +56,8 @@ function drawAccuracy() {
     if (point === "trained") legend(own);
   }
   $("accuracy-caption").textContent =
-    `${run.label}, ${run.views[state.view].label}. Left before local training, right after it; ` +
-    (many ? "the grey band reaches from the worst client to the best." : "the heavy line is the average over clients.") +
+    `${run.label}, ${run.views[state.view].label}. Left: before local training, what a round's exchange makes of the trained models. Right: after local training, these trained models. ` +
+    (many ? "The grey band reaches from the worst client to the best." : "The heavy line is the average over clients.") +
     (run.rounds.length < run.scored ? ` The page holds ${run.rounds.length} of ${run.scored} scored rounds.` : "");
 }
 
