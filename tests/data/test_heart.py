@@ -55,6 +55,10 @@ def test_unknown_hospital_is_refused() -> None:
         load("heart:boston")
 
 
+def test_hospitals_by_the_names_that_tables_print() -> None:
+    assert load("heart:Hungary, long beach,cleveland").names == ("Hungary", "Long Beach", "Cleveland")
+
+
 def test_influence_is_measured_on_a_model_without_a_body() -> None:
     result = fedc2i.run("fedc2i", "heart", model="logistic", rounds=1, seeds=[0])
     matrix = result.influence("influence_matrix")

@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from fedc2i import Federation, Method, Model, UserError, compare, run, split
+from fedc2i.methods.base import get_method, method_names
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.report.comparison import comparison_table
@@ -97,6 +98,17 @@ def test_defaults_leave_no_trace_in_the_name(federation: Federation, spec: str) 
     assert (plan(spec, federation).key, plan(spec, federation).label) == ("fedc2i", "FedC²I")
 
 
+@pytest.mark.parametrize("spec", ["FedC²I⁺", "FedC2I+", "fedc2i+:", "FEDC2I-PLUS"])
+def test_method_by_its_title_or_in_another_case(federation: Federation, spec: str) -> None:
+    found = plan(spec, federation)
+    assert (found.key, found.config.method) == ("fedc2i-plus", "fedc2i-plus")
+
+
+def test_every_title_names_its_method() -> None:
+    built_in = [kind for kind in map(get_method, method_names()) if kind.__module__.startswith("fedc2i.methods.")]
+    assert [get_method(kind.title.upper()) for kind in built_in] == built_in
+
+
 def test_own_options_outrank_shared_ones(federation: Federation) -> None:
     found = prepare(["fedc2i", "fedc2i:gamma=2"], {"gamma": 3}, federation, "lenet5")
     assert [one.method.gamma for one in found] == [3.0, 2.0]
@@ -107,6 +119,7 @@ def test_own_options_outrank_shared_ones(federation: Federation) -> None:
     [
         ("fedsgd", r"unknown method 'fedsgd', allowed are .*fedavg, .*fedc2i, .*local.* and FILE\.py:CLASS"),
         ("", "unknown method ''"),
+        ("FedC²I⁺⁺", r"unknown method 'FedC²I⁺⁺' \(did you mean 'fedc2i\+'\?\)"),
         ("mine.toml", r"'mine\.toml' is no method; a file of settings is given as --config mine\.toml"),
         ("fedc2i:gama=2", "'fedc2i:gama=2': no option 'gama' .did you mean 'gamma'.., allowed are gamma, gamma_class"),
         ("fedc2i:gamma", "no option 'gamma', .* written name=value"),

@@ -32,15 +32,17 @@ NOTES = (
 
 
 def load(argument: str, options: DataOptions) -> Federation:
-    """All four hospitals, or those in a comma list such as ``cleveland,va``.
+    """All four hospitals, or those in a comma list such as ``cleveland,va`` or ``Cleveland,Long Beach``.
 
     Raises:
         UserError: for an unknown hospital.
     """
-    keys = [key.strip() for key in argument.split(",")] if argument else list(HOSPITALS)
-    for key in keys:
-        if key not in HOSPITALS:
-            raise UserError(f"heart: no hospital '{key}', allowed are {', '.join(HOSPITALS)}")
+    named = {name.lower(): key for key, name in HOSPITALS.items()} | {key: key for key in HOSPITALS}
+    wanted = argument.split(",") if argument else list(HOSPITALS)
+    for name in wanted:
+        if name.strip().lower() not in named:
+            raise UserError(f"heart: no hospital '{name.strip()}', allowed are {', '.join(HOSPITALS)}")
+    keys = [named[name.strip().lower()] for name in wanted]
     return Federation(
         name=f"heart:{argument}" if argument else "heart",
         clients=scale([_hospital(key) for key in keys], options.scale),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
@@ -248,12 +249,21 @@ def find_method(name: str) -> type[Method] | None:
 
 
 def get_method(name: str) -> type[Method]:
-    """The method of that name; a `UserError` that lists those there are if there is none."""
-    if (found := find_method(name)) is None:
-        allowed = method_names()
-        hint = nearest(name, allowed)
+    """The method of that name or title, in any case; a `UserError` that lists those there are if there is none."""
+    if (found := find_method(name)) is not None:
+        return found
+    allowed = method_names()
+    named = {_typed(one.title): one for one in reversed(Method.registry.values()) if one.title}  # the first has it
+    named |= Method.registry
+    if (typed := _typed(name)) not in named:
+        hint = nearest(typed, named)
         raise UserError(f"unknown method '{one_line(name)}'{hint}, allowed are {', '.join(allowed)} and FILE.py:CLASS")
-    return found
+    return named[typed]
+
+
+def _typed(title: str) -> str:
+    """A name or title as a keyboard has it: ``fedc2i+`` for FedC²I⁺."""
+    return unicodedata.normalize("NFKC", title).lower()
 
 
 def method_names() -> list[str]:

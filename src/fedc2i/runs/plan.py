@@ -249,7 +249,7 @@ def _set_options(method: Method) -> list[str]:
 
 
 def parse_method(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any]]:
-    """The method's class, its name as the user wrote it, and the options that came with it.
+    """The method's class, its name or ``FILE.py:CLASS``, and the options that came with it.
 
     Raises:
         UserError: if there is no such method, or it has no such option.
@@ -273,6 +273,7 @@ def parse_method(wanted: str | Method) -> tuple[type[Method], str, dict[str, Any
         if name.endswith(".py"):
             raise UserError(f"{one_line(name)}: add :CLASS, the class of the method in that file")
         kind = get_method(name)
+        name = kind.name
     _require_name(kind, name)
     own = {}
     for entry in filter(None, options.split(",")):
