@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.engine.executors.stacked import own_kernels
+from fedc2i.engine.executors.stacked import kernel_support
 from fedc2i.engine.executors.stacked.patches import _Images, _Patches
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 
@@ -37,7 +37,7 @@ def layers(monkeypatch: pytest.MonkeyPatch) -> Any:
     from fedc2i.engine.executors.stacked import gpu_layers
 
     kinds = (torch.float32, torch.bfloat16)
-    monkeypatch.setattr(own_kernels, "layers_for", lambda x: gpu_layers if x.dtype in kinds else None)
+    monkeypatch.setattr(kernel_support, "layers_for", lambda x: gpu_layers if x.dtype in kinds else None)
     return gpu_layers
 
 
@@ -142,7 +142,7 @@ def test_what_clients_share_and_gradients_within_vmap(
             return net(*tensors)
 
     got = vmap(grad(loss, argnums=(0, 1)), in_dims=dims)(*own)
-    monkeypatch.setattr(own_kernels, "layers_for", lambda x: None)
+    monkeypatch.setattr(kernel_support, "layers_for", lambda x: None)
     want = vmap(grad(net, argnums=(0, 1)), in_dims=dims)(*(part.double() for part in own))
     for mine, torch_s in zip(got, want, strict=True):
         assert distance(mine, torch_s) < 3 * TOLERANCE[precision]
@@ -157,7 +157,7 @@ def test_gradients_of_gradients(layers: Any, monkeypatch: pytest.MonkeyPatch) ->
             return grad(net)(w1, w2, x).pow(2).sum()
 
     got = vmap(grad(slope_size))(w1, w2, x)
-    monkeypatch.setattr(own_kernels, "layers_for", lambda x: None)
+    monkeypatch.setattr(kernel_support, "layers_for", lambda x: None)
     assert distance(got, vmap(grad(slope_size))(*(own.double() for own in (w1, w2, x)))) < TOLERANCE["tf32"]
 
 
@@ -224,7 +224,7 @@ def test_patches_have_the_bits_of_torch_s_copies(
     x, where = noise(3, channels, 9, 8), ((3, 2), stride, dilation, 0)
     patches = _Patches.forward(x, *where)
     images = _Images.forward(patches, (channels, 9, 8), *where)
-    monkeypatch.setattr(own_kernels, "layers_for", lambda x: None)
+    monkeypatch.setattr(kernel_support, "layers_for", lambda x: None)
     assert torch.equal(patches, _Patches.forward(x, *where))
     assert torch.equal(images, _Images.forward(patches, (channels, 9, 8), *where))
 
@@ -256,7 +256,7 @@ def test_a_triton_that_does_not_work_is_news(is_broken: bool, reason: str, monke
         monkeypatch.setitem(sys.modules, NAME, None)
     news = f"^Triton does not work here, so training runs by torch's slower kernels: {reason}"
     with pytest.warns(UserWarning, match=news):
-        assert own_kernels._layers.__wrapped__() is None
+        assert kernel_support._layers.__wrapped__() is None
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -270,4 +270,4 @@ def test_where_kernels_do_not_run_torch_s_do_without_a_word(missing: str, monkey
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert own_kernels._layers.__wrapped__() is None
+        assert kernel_support._layers.__wrapped__() is None

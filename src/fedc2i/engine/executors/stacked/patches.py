@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedc2i.engine.executors.stacked import own_kernels
-
-Pair = tuple[int, int]
+from fedc2i.engine.executors.stacked import kernel_support
+from fedc2i.engine.executors.stacked.kernel_support import Pair
 
 
 def patches_of(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair, more: int = 0) -> Tensor:
@@ -35,8 +34,8 @@ class _Patches(torch.autograd.Function):
         count, height, width, channels = x.shape
         n, h, w, c = height * width * channels, width * channels, channels, 1  # x.stride() may differ for sides of 1
         rows, columns = (positions((height, width)[a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
-        if (layers := own_kernels.layers_for(x)) is not None:
-            return layers.unfold(x, (rows, columns), kernel, stride, dilation, more)  # type: ignore[no-any-return]
+        if (layers := kernel_support.layers_for(x)) is not None:
+            return layers.unfold(x, (rows, columns), kernel, stride, dilation, more)
         shape, strides = (
             (count, rows, columns, *kernel, channels),
             (n, h * stride[0], w * stride[1], h * dilation[0], w * dilation[1], c),
@@ -77,9 +76,9 @@ class _Images(torch.autograd.Function):
     ) -> Tensor:
         channels, height, width = size
         rows, columns = (positions(size[1 + a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
-        if (layers := own_kernels.layers_for(patches)) is not None:
+        if (layers := kernel_support.layers_for(patches)) is not None:
             where = (height, width, channels), (rows, columns), kernel, stride, dilation, abs(more)
-            return layers.fold(patches.contiguous(), *where).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+            return layers.fold(patches.contiguous(), *where).permute(0, 3, 1, 2)
         windows = patches.reshape(len(patches), rows, columns, *kernel, channels)
         x = patches.new_zeros(len(patches), height, width, channels)
         for i in range(kernel[0]):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
-from fedc2i.engine.executors.stacked import own_kernels
+from fedc2i.engine.executors.stacked import kernel_support
 from fedc2i.engine.executors.stacked.patches import patches_of, positions
 
 _ROWS = 2048  # patches that are worth a separate product: weight gradients sum over many, for few outputs
@@ -86,11 +86,11 @@ def _convolve(
         return None
     precision = _precision(input)
     input, weight = input.to(precision), weight.to(precision)
-    layers = own_kernels.layers_for(input)
+    layers = kernel_support.layers_for(input)
     dense = stride == dilation == (1, 1) and padding[0] < kernel[0] and padding[1] < kernel[1]
     if layers is not None and dense and layers.is_supported(input):
         shift = weight.new_zeros(len(weight)) if bias is None else bias.to(precision)
-        made: Tensor = layers.convolution(input.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1), shift, padding)
+        made = layers.convolution(input.permute(0, 2, 3, 1), weight.permute(0, 2, 3, 1), shift, padding)
         return made.permute(0, 3, 1, 2)
     x = F.pad(input, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else input
     matrix = weight.permute(2, 3, 1, 0).flatten(0, 2)  # (k·k·C, O)
@@ -110,11 +110,11 @@ def _convolve(
 
 def _max_pool(input: Tensor, kernel_size: Any, stride: Any = None, **options: Any) -> Tensor | None:
     """``F.max_pool2d`` of squares that do not overlap; torch's kernels take thrice as long."""
-    layers, kernel = own_kernels.layers_for(input), _pair(kernel_size)
+    layers, kernel = kernel_support.layers_for(input), _pair(kernel_size)
     squares = kernel[0] == kernel[1] <= 16 and (not stride or _pair(stride) == kernel)
     if layers is None or input.ndim != 4 or not squares or {**_PLAIN_POOL, **options} != _PLAIN_POOL:
         return None
-    return layers.max_pool(input.permute(0, 2, 3, 1), kernel[0]).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+    return layers.max_pool(input.permute(0, 2, 3, 1), kernel[0]).permute(0, 3, 1, 2)
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:

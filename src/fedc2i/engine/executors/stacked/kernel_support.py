@@ -1,25 +1,54 @@
-"""Whether our own GPU kernels run here."""
+"""Whether our own GPU kernels run here, and the layers they make up."""
 
 from __future__ import annotations
 
 import warnings
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+Pair = tuple[int, int]
 _OLDEST = (8, 0)  # compute capability: tensor cores for tf32 and bf16
 
 
-def layers_for(x: Tensor) -> Any:
+class Layers(Protocol):
+    """The layers that `gpu_layers` computes, see there."""
+
+    def is_supported(self, x: Tensor) -> bool:
+        """Whether `convolution` computes in this tensor's precision."""
+
+    def convolution(self, x: Tensor, weight: Tensor, bias: Tensor, padding: Pair) -> Tensor:
+        """Of images with the channels last, by a kernel that stores no patches."""
+
+    def max_pool(self, x: Tensor, side: int) -> Tensor:
+        """Of squares that do not overlap."""
+
+    def unfold(self, x: Tensor, places: Pair, kernel: Pair, stride: Pair, dilation: Pair, more: int = 0) -> Tensor:
+        """Patches of images."""
+
+    def fold(
+        self,
+        patches: Tensor,
+        image: tuple[int, int, int],
+        places: Pair,
+        kernel: Pair,
+        stride: Pair,
+        dilation: Pair,
+        more: int = 0,
+    ) -> Tensor:
+        """Images of patches, added up where they overlap."""
+
+
+def layers_for(x: Tensor) -> Layers | None:
     """Layers by our own kernels, or None where they do not run."""
     return _layers() if x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) else None
 
 
 @cache
-def _layers() -> Any:
+def _layers() -> Layers | None:
     """None without Triton, which torch's packages for CUDA on Linux bring, where it fails, or on old GPUs."""
     if torch.version.cuda is None or torch.cuda.get_device_capability() < _OLDEST or find_spec("triton") is None:
         return None
