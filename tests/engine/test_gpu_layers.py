@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
@@ -271,3 +272,13 @@ def test_where_kernels_do_not_run_torch_s_do_without_a_word(missing: str, monkey
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert kernel_support._layers.__wrapped__() is None
+
+
+def test_asking_whether_kernels_have_run_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
+    layers = cache(lambda: found.append(1) or SimpleNamespace())
+    monkeypatch.setattr(kernel_support, "_layers", layers)
+    assert not kernel_support.has_run()
+    assert not found
+    layers()
+    assert kernel_support.has_run()

@@ -84,6 +84,44 @@ def test_another_version_code_or_device_is_another_key(
     assert len(set(keys)) == 5
 
 
+def test_another_triton_is_another_key_on_a_gpu_only(
+    plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan()
+    here = {name: version for name, version in fingerprint.versions().items() if name != "triton"}
+    found: dict[str, list[str]] = {}
+    for device in ("cpu", "cuda"):
+        monkeypatch.setattr(type(planned.config), "torch_device", lambda _, device=device: torch.device(device))
+        for more in ({}, {"triton": "3.6.0"}, {"triton": "3.7.1"}):
+            monkeypatch.setattr(fingerprint, "versions", lambda more=more: {**here, **more})
+            found.setdefault(device, []).append(key(planned))
+    assert len({*found["cpu"]}) == 1
+    assert len({*found["cuda"]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "refused"),
+    [
+        (("cuda", "3.6.0"), ("cuda", "3.6.0"), False),
+        (("cuda", "3.6.0"), ("cuda", "3.7.1"), True),
+        (("cuda", "3.6.0"), ("cuda", None), True),
+        (("cuda", "3.6.0"), ("cpu", None), False),  # another device is asked for by the user
+        (("cpu", None), ("cpu", "3.6.0"), False),
+    ],
+)
+def test_a_run_on_a_gpu_resumes_with_its_triton_only(
+    was: tuple[str, str | None], now: tuple[str, str | None], refused: bool, tmp_path: Path
+) -> None:
+    def made(device: str, triton: str | None) -> Fingerprint:
+        return Fingerprint("{}", {}, {"torch": "2.13", **({"triton": triton} if triton else {})}, device)
+
+    if not refused:
+        made(*was).refuse_others(made(*now), tmp_path)
+        return
+    with pytest.raises(UserError, match=f"started with triton {was[1]}, and here is {now[1] or 'none'}, which may"):
+        made(*was).refuse_others(made(*now), tmp_path)
+
+
 def test_another_content_of_a_file_is_another_key(plan: Callable[..., Plan], tmp_path: Path) -> None:
     who, net = tmp_path / "who", tmp_path / "net.py"
     keys = []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib import metadata
 from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import type_hints
+from fedc2i.engine.executors.stacked import kernel_support
 from fedc2i.runs.results import Score, summary, versions
 from fedc2i.runs.settings import RunSettings
 from fedc2i.training.metrics import HIGHER_IS_BETTER
@@ -129,7 +132,37 @@ def test_influence_stays_with_its_round_when_some_measured_nothing() -> None:
 def test_summary_names_the_versions_that_decide_numbers() -> None:
     found = versions()
     assert next(iter(found)) == "fedc2i"
-    assert set(found) == {"python", "fedc2i", "torch", "numpy", "scikit-learn", "pillow", "matplotlib"}
+    assert {*found} - {"triton"} == {"python", "fedc2i", "torch", "numpy", "scikit-learn", "pillow", "matplotlib"}
+
+
+def test_triton_is_named_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = dict(versions())
+    real = metadata.version
+
+    def installed(package: str) -> str:
+        return "3.6.0" if package == "triton" else real(package)
+
+    monkeypatch.setattr(metadata, "version", installed)
+    assert versions.__wrapped__() == {**here, "triton": "3.6.0"}
+
+    def missing(package: str) -> str:
+        if package == "triton":
+            raise metadata.PackageNotFoundError(package)
+        return real(package)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert "triton" not in versions.__wrapped__()
+
+
+@pytest.mark.parametrize("have_run", [True, False])
+def test_a_run_on_a_gpu_names_the_use_of_own_kernels(have_run: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = made_up(AB, {0: [[1, 2]]})
+    monkeypatch.setattr(kernel_support, "has_run", lambda: have_run)
+    assert "own_kernels" not in summary(result)
+    monkeypatch.setattr(RunSettings, "torch_device", lambda _: torch.device("cuda"))
+    assert summary(result)["own_kernels"] is have_run
+    at_sites = replace(result, config=replace(result.config, engine="flower-sim"))
+    assert "own_kernels" not in summary(at_sites)
 
 
 def test_the_worst_client_is_the_highest_loss_and_ignores_who_has_no_score() -> None:

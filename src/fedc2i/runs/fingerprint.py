@@ -21,6 +21,7 @@ from fedc2i.runs.settings import RunSettings
 FINGERPRINT = Path("checkpoints") / "fingerprint.json"  # in the folder of an unfinished run
 OBJECTS = ("data", "model", "method")  # what may come as an object of Python
 _BITS = ("fedc2i", "torch")  # packages of which another version is not expected to give the same bits
+_GPU_BITS = (*_BITS, "triton")  # which compiles our kernels
 _DECIDING = ("core", "data", "models", "training", "methods", "engine")  # rooms whose code decides numbers
 
 
@@ -93,8 +94,8 @@ class Fingerprint:
                     f"{folder}: {file}, where its {what} comes from, is not what it was when the run started; "
                     f"put it back, or {again}"
                 )
-        for package in _BITS:
-            was, here = self.versions.get(package), now.versions.get(package)
+        for package in _GPU_BITS if self.device == now.device == "cuda" else _BITS:
+            was, here = self.versions.get(package, "none"), now.versions.get(package, "none")
             if was != here:
                 raise UserError(
                     f"{folder}: started with {package} {was}, and here is {here}, which may give other numbers; "
@@ -114,11 +115,12 @@ def _first_other(was: str, now: str) -> str:
 
 def cache_key(config: RunSettings, federation: Federation) -> str:
     """Twelve digits that change with settings, data, device, versions and the code that decides numbers."""
+    device, here = config.torch_device().type, versions()
     decided = {
         "settings": config.decisive(),
         "data": federation.checksums,
-        "device": config.torch_device().type,
-        "versions": [versions()[package] for package in _BITS],
+        "device": device,
+        "versions": [here.get(package) for package in (_GPU_BITS if device == "cuda" else _BITS)],
         "code": code_digest(),
         **({"files": files} if (files := plugin_checksums(config.method, config.model)) else {}),
     }

@@ -7,6 +7,7 @@ import math
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -348,7 +349,17 @@ def summary(result: Result) -> dict[str, Any]:
         "data_checksums": federation.checksums,
         "versions": versions(config.engine),
         "device": str(config.torch_device()),
+        **_kernels(config),
     }
+
+
+def _kernels(config: RunSettings) -> dict[str, bool]:
+    """Whether the run used our own kernels on a GPU; nothing of a run without one, or at sites."""
+    if config.torch_device().type != "cuda" or config.engine != "inprocess":
+        return {}
+    from fedc2i.engine.executors.stacked import kernel_support
+
+    return {"own_kernels": kernel_support.has_run()}
 
 
 def _scores(result: Result, point: Point) -> dict[str, Any]:
@@ -362,7 +373,7 @@ def _scores(result: Result, point: Point) -> dict[str, Any]:
 
 @functools.cache
 def versions(engine: str = "inprocess") -> dict[str, str]:
-    """Of fedc2i, Python and the packages that decide numbers; Flower is among them if that engine was used."""
+    """Of fedc2i, Python and the packages that decide numbers; Flower if that engine was used, Triton if installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"fedc2i": __version__, "python": platform.python_version()}
@@ -372,4 +383,6 @@ def versions(engine: str = "inprocess") -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:  # e.g. a torch that was built by hand
             found[package] = "unknown"
+    with suppress(PackageNotFoundError):
+        found["triton"] = version("triton")
     return found

@@ -47,6 +47,11 @@ def layers_for(x: Tensor) -> Layers | None:
     return _layers() if x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) else None
 
 
+def has_run() -> bool:
+    """Whether own kernels have run in this process; nothing is compiled to find out."""
+    return _layers.cache_info().currsize > 0 and _layers() is not None
+
+
 @cache
 def _layers() -> Layers | None:
     """None without Triton, which torch's packages for CUDA on Linux bring, where it fails, or on old GPUs."""
