@@ -174,7 +174,11 @@ class AnyLayout(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
-            return args[0].reshape(*args[1:])
-        return func(*args, **kwargs)
+        return any_layout(func, args, kwargs or {})
+
+
+def any_layout(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The result of an operation; ``view`` copies where the layout in memory demands it."""
+    if func is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
+        return args[0].reshape(*args[1:])
+    return func(*args, **kwargs)

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedc2i.engine.executors.stacked import kernel_support
 from fedc2i.engine.executors.stacked.patches import patches_of, positions
+from fedc2i.training.local import any_layout
 
 _ROWS = 2048  # patches that are worth a separate product: weight gradients sum over many, for few outputs
 _PARTS = 16
@@ -26,7 +27,10 @@ _NO_OPTIONS = {"size_average": None, "ignore_index": -100, "reduce": None, "labe
 
 
 class VmapRules(TorchFunctionMode):
-    """Within this context convolutions are matrix products, and padding does not enter batch statistics."""
+    """Within this context operations suit ``vmap`` and a GPU, and padding does not enter batch statistics.
+
+    Convolutions, max-pooling, linear layers, cross entropy and attention give torch's results, up to rounding.
+    """
 
     def __init__(self, w: Tensor | None = None, widest: int | None = None) -> None:
         """``w`` ``(B,)`` are weights of the batch that is trained on, 0 for padding; none if nothing is padded.
@@ -58,11 +62,9 @@ class VmapRules(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and not kwargs.get("enable_gqa"):
             return _attend(*args, **kwargs)
         # What follows a convolution finds its result with the channels last in memory, as torch's would not be.
-        if func is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
-            return args[0].reshape(*args[1:])
         if func is F.group_norm:  # vmap cannot run it on that layout
             return func(args[0].contiguous(), *args[1:], **kwargs)
-        return func(*args, **kwargs)
+        return any_layout(func, args, kwargs)
 
 
 def _convolve(
