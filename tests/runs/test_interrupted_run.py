@@ -392,9 +392,9 @@ def test_a_run_with_noise_that_goes_on_sends_what_was_sent_before(
     sent: dict[int, list[dict[str, torch.Tensor]]] = {}
     receive = Mailbox.receive
 
-    def listen(self: Mailbox, clients: Any, uploads: Any, round: int) -> dict[int, str]:
+    def listen(self: Mailbox, clients: Any, uploads: Any, round: int, *measured: Any) -> dict[int, str]:
         sent.setdefault(round, []).append({name: own.clone() for name, own in uploads.items()})
-        return receive(self, clients, uploads, round)
+        return receive(self, clients, uploads, round, *measured)
 
     monkeypatch.setattr(Mailbox, "receive", listen)
     planned = plan(federation, model, rounds=4, seeds=(0,), clip=0.3, noise=0.5)
