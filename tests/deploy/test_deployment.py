@@ -54,6 +54,7 @@ def test_two_real_hospitals_give_the_numbers_of_the_in_process_engine(tmp_path: 
     want = summary_of(fedc2i.run("fedc2i", "heart:switzerland,va", rounds=2, device="cpu"))
     assert only["points"] == want["points"]
     assert "Switzerland has joined" in done.stderr
+    assert "The models were the sites' and are removed with them; --keep DIR keeps both" in done.stderr
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert not (tmp_path / "run" / "models").exists()
 

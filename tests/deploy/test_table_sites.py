@@ -29,6 +29,7 @@ from fedc2i.engine.records import POINTS
 from fedc2i.flower.answer_collector import Policy
 from fedc2i.flower.message_format import Introduction
 from fedc2i.runs.predict import predict
+from support.helpers import call
 
 QUICK = {"rounds": 2, "epochs": 1, "batch_size": 8}
 SITES = ("north", "south", "west")
@@ -102,6 +103,12 @@ def test_sites_agree_on_a_schema_and_give_the_simulators_numbers(tmp_path: Path,
     for point in POINTS:
         there = predict(stored.parent, "west", file, point=point)
         pandas.testing.assert_frame_equal(there, predict(tmp_path / "simulated", "west", file, point=point))
+    # The run folder has neither models nor data.
+    for words in (("predict", str(file)), ("export", "--out", str(tmp_path / "model.pt2"))):
+        line = call(words[0], str(tmp_path / "run"), "--client", "west", *words[1:]).err
+        assert "ran between sites, which have its models: use a site's folder, SITE/state/RUN" in line
+    for words in (("contribution",), ("influence", "show")):
+        assert "ran between sites, whose data is not here; `fedc2i report`" in call(*words, str(tmp_path / "run")).err
 
 
 class CrashError(Exception):

@@ -63,6 +63,11 @@ def test_before_and_after_differ(run: Path, table: pandas.DataFrame) -> None:
     assert read_model(run, "north", 3).keys() == read_model(run, "north", 3, "received").keys()
 
 
+def test_a_seed_that_was_not_run_is_refused(run: Path, table: pandas.DataFrame) -> None:
+    with pytest.raises(UserError, match=r"run: no models of seed 0; allowed are 3$"):
+        fedc2i.predict(run, "north", table, seed=0)
+
+
 def test_unknown_client_and_missing_column_are_refused(run: Path, table: pandas.DataFrame) -> None:
     with pytest.raises(UserError, match=r"no client 'nord'.*allowed are north, south"):
         fedc2i.predict(run, "nord", table)

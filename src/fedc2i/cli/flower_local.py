@@ -82,9 +82,11 @@ def flower_local(
     with locked(folder):
         job = set_up(job, source.pop("data"), federation.names, keep, source)
         _run_locally(job, folder)
-    if keep is not None:
-        say(f"The sites' folders and logs are kept in {keep}")
     site_runs.show_run(folder, json)
+    if keep is None:
+        say("The models were the sites' and are removed with them; --keep DIR keeps both, for predict and export")
+    else:
+        say(f"The sites' folders and logs are kept in {keep}, the models in {keep}/sites/SITE/state/RUN")
 
 
 def _run_locally(job: Job, folder: Path) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedc2i.data.schema import Schema
 
 PIXEL = InputSpec((3, 1, 1))  # where nobody looks at the samples
+SITES = "sites"  # what the data of a run between real sites is called
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.data import schema
 from fedc2i.data.folder import natural_key
-from fedc2i.data.remote import RemoteFederation, blank_clients
+from fedc2i.data.remote import SITES, RemoteFederation, blank_clients
 from fedc2i.flower.connections import SiteConnections
 from fedc2i.flower.message_format import MOST_CLASSES, MOST_LETTERS, Introduction
 
@@ -80,13 +80,13 @@ def common_federation(
     if len(classes) > MOST_CLASSES:
         raise UserError(f"the sites have {len(classes):,} classes in all, allowed are {MOST_CLASSES:,}; see --classes")
     tables = {site.name: site.schema for site in present if site.schema is not None}
-    agreed = schema.most_common("sites", tables) if 2 * len(tables) >= len(present) else None
+    agreed = schema.most_common(SITES, tables) if 2 * len(tables) >= len(present) else None
     others = Counter(site.input for site in present if site.schema is None)
     sample = others.most_common(1)[0][0] if agreed is None else agreed.input
     if agreed is not None and len(classes) < 2:
         raise UserError(f"the sites have only the class {_some(classes)}, two are needed; --classes can name more")
     return RemoteFederation(
-        "sites",
+        SITES,
         blank_clients(names, sample, [site.name for site in present if not site.samples["validation"]]),
         tuple(classes),
         notes=("The data stays at the sites; sizes are as the sites report them.",),

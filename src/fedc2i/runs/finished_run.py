@@ -17,7 +17,7 @@ from fedc2i.core.options import names
 from fedc2i.core.params import Params, Stacked
 from fedc2i.data import npz
 from fedc2i.data.federation import Federation, InputSpec
-from fedc2i.data.remote import PIXEL, RemoteFederation, blank_clients
+from fedc2i.data.remote import PIXEL, SITES, RemoteFederation, blank_clients
 from fedc2i.engine.records import POINTS, Point, Predictions
 from fedc2i.methods.base import Method, find_method
 from fedc2i.models.model import Model
@@ -111,7 +111,12 @@ def _read_models(folder: Path, seed: int, point: Point) -> tuple[Path, dict[str,
     """The file, and the models in it by client."""
     path = folder / "models" / f"seed{seed}-{point}.safetensors"
     if not path.is_file():
-        raise UserError(f"{path}: no such file; a finished run with models has it, if seed {seed} was part of the run")
+        require_models(folder)
+        seeds = sorted(int(own) for file in path.parent.glob("*") if (own := _seed_of(file, point)))
+        allowed = (
+            f"allowed are {', '.join(map(str, seeds))}" if seeds else f"it has no models/seed*-{point}.safetensors"
+        )
+        raise UserError(f"{folder}: no models of seed {seed}; {allowed}")
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
@@ -121,6 +126,25 @@ def _read_models(folder: Path, seed: int, point: Point) -> tuple[Path, dict[str,
         client, _, part = name.rpartition("/")
         by_client.setdefault(client, {})[part] = tensor
     return path, by_client
+
+
+def _seed_of(file: Path, point: Point) -> str:
+    """The number in the name of a file of models; empty of another file."""
+    number = file.name.removeprefix("seed").removesuffix(f"-{point}.safetensors")
+    return number if number.isdecimal() and file.name == f"seed{number}-{point}.safetensors" else ""
+
+
+def require_models(folder: Path) -> None:
+    """Raises a `UserError` if the run was between sites, whose models stay with them."""
+    if _is_between_sites(read_toml(folder / "config.toml")) and not (folder / "models").is_dir():
+        raise UserError(
+            f"{folder}: ran between sites, which have its models: use a site's folder, SITE/state/RUN "
+            "(of `fedc2i flower-local --keep DIR`, DIR/sites/SITE/state/RUN; without --keep they are gone)"
+        )
+
+
+def _is_between_sites(settings: Mapping[str, Any]) -> bool:
+    return settings.get("engine") == "flower" and settings.get("data") == SITES
 
 
 def reopen(
@@ -142,6 +166,11 @@ def reopen(
     folder = Path(folder)
     was = read_run(folder).written["data_checksums"]
     settings = read_toml(folder / "config.toml")
+    if data is None and _is_between_sites(settings):
+        raise UserError(
+            f"{folder}: ran between sites, whose data is not here; `fedc2i report` shows what the run measured, "
+            "`fedc2i coordinator contribution` measures who helps whom"
+        )
     wanted = method or str(settings["method"])
     named = {"method": method, "model": model}
     refuse_code(folder, [settings.get(name) for name, given in named.items() if given is None], trust)

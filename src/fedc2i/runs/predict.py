@@ -17,7 +17,7 @@ from fedc2i.data.table import ENCODING
 from fedc2i.data.table_reader import read
 from fedc2i.engine.records import Point
 from fedc2i.methods.base import Method, Site, find_method
-from fedc2i.runs.finished_run import read_model
+from fedc2i.runs.finished_run import read_model, require_models
 from fedc2i.runs.folder import SUMMARY
 from fedc2i.runs.plan import build_model, parse_method
 from fedc2i.runs.settings import make, read_toml
@@ -64,6 +64,7 @@ def predict(
         runs = sorted(path.parent.name for path in folder.glob(f"*/{SUMMARY}"))
         several = f"it holds several, name one of them: {', '.join(runs)}"
         raise UserError(f"{folder}: not the folder of a finished run; {several if runs else f'it has no {SUMMARY}'}")
+    require_models(folder)
     summary = read_json(folder / SUMMARY)
     if (folder / ENCODING).is_file():
         x, index = _rows(_encoder(folder, client, summary), rows)
