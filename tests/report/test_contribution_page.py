@@ -168,7 +168,7 @@ def test_page_opens_with_each_client_and_offers_the_csv(tmp_path: Path) -> None:
     assert text.index('id="members"') < text.index('id="scores"')
     assert "how far that is proven" in text
     assert "helps: adds +4.00, p 0.01" in text
-    assert "Worse than training alone, which may be chance: south (-0.50), west (-0.50)." in text
+    assert "Worse than training alone (after local training), which may be chance: south (-0.50), west (-0.50)." in text
     assert '<section id="contribution">' in text
     stored = re.search(r'href="data:text/csv;base64,([^"]+)"', text)
     assert stored
@@ -190,7 +190,7 @@ def test_beside_local_the_words_are_not_helps() -> None:
         ("west", "+0.00", "south"),
     ]
     assert all("not checked" in row.proof for row in found.rows)
-    assert found.warnings == ("Worse than training alone, which may be chance: north (-5.00).",)
+    assert found.warnings == ("Worse than training alone (after local training), which may be chance: north (-5.00).",)
     assert members([ours], [None]) is None
 
 
@@ -203,8 +203,8 @@ def test_warnings_of_a_comparison_name_the_method() -> None:
     found = members([local, ours, worse, better], [None] * 4)
     assert found is not None
     assert found.warnings == (
-        f"{ours.label}: worse than training alone, which may be chance: north (-5.00).",
-        "FedAvg: worse than training alone, which may be chance: south (-5.00).",
+        f"{ours.label}: worse than training alone (after local training), which may be chance: north (-5.00).",
+        "FedAvg: worse than training alone (before local training), which may be chance: south (-5.00).",
     )
     many = [local, *(made_up(federation, {0: [[60, 70, 80]]}) for _ in range(6))]
     found = members(many, [None] * 7)
@@ -222,13 +222,13 @@ def test_near_guessing_is_a_warning_of_every_method_of_a_comparison() -> None:
     assert all_chance_warnings([bad[0]] * 6)[MOST_METHODS:] == ("The same holds for 2 other methods.",)
     text = page.make([bad[0], good, bad[1]])
     assert text.count('<p class="warning">') >= 2
-    assert "FedAvg: no better than guessing at north" in text
+    assert "FedAvg: no better than guessing (before local training) at north" in text
 
 
 def test_a_score_near_guessing_is_a_warning() -> None:
     result = made_up(blank_federation(NAMES), {0: [[33.0, 60.0, 60.0]]}, lift=0.0)
     (said,) = chance_warnings(result)
-    assert "no better than guessing at north (33.0 %, most frequent class 33.3 %)" in said
+    assert "no better than guessing (after local training) at north (33.0 %, most frequent class 33.3 %)" in said
     assert chance_warnings(made_up(blank_federation(NAMES), {0: [[50.0, 60.0, 60.0]]})) == []
 
 

@@ -102,7 +102,7 @@ def _of_contribution(result: Result, own: Contribution) -> Members:
         f"Measured by fedc2i contribution with {counted(len(own.seeds), 'seed')}: alone is the method Local, the first "
         "giver has the largest value over coalitions. Difference: positive is better."
     )
-    return Members(title, "first giver", tuple(rows), note, _warnings(rows))
+    return Members(title, "first giver", tuple(rows), note, _warnings(rows, own.point))
 
 
 def _against_local(result: Result, local: Result) -> Members:
@@ -130,7 +130,7 @@ def _against_local(result: Result, local: Result) -> Members:
     scarce = [name for k, name in enumerate(names) if is_scarce(metric, _class_sizes(result, k))]
     if scarce:
         note += f" No interval: fewer than {FEWEST_OF_CLASS} test samples of a class at {listed(scarce)}."
-    return Members(title, "weighs most", tuple(rows), note, _warnings(rows))
+    return Members(title, "weighs most", tuple(rows), note, _warnings(rows, point))
 
 
 def _member(
@@ -178,13 +178,13 @@ def _class_sizes(result: Result, client: int) -> list[int]:
     return [] if own is None else [int(size) for size in np.bincount(own.labels[own.rows(client)])]
 
 
-def _warnings(rows: Sequence[Member]) -> tuple[str, ...]:
-    """Clients that fare worse than alone."""
+def _warnings(rows: Sequence[Member], point: Point) -> tuple[str, ...]:
+    """Clients that fare worse than alone at this point."""
     said = []
     for certain, words in ((True, "beyond chance"), (False, "which may be chance")):
         worse = [f"{row.name} ({row.difference})" for row in rows if row.is_worse and row.is_certain == certain]
         if worse:
-            said.append(f"Worse than training alone, {words}: {listed(worse)}.")
+            said.append(f"Worse than training alone ({WHEN[point]}), {words}: {listed(worse)}.")
     return tuple(said)
 
 
@@ -214,4 +214,4 @@ def chance_warnings(result: Result) -> list[str]:
         near = [f"{name} ({value:.1f} %)" for name, value in zip(names, values.tolist(), strict=True) if value < limit]
     if not near:
         return []
-    return [f"{result.label}: no better than guessing at {listed(near)}."]
+    return [f"{result.label}: no better than guessing ({WHEN[result.method.headline]}) at {listed(near)}."]
