@@ -67,7 +67,7 @@ def test_the_page_says_the_verdict_and_how_to_run_it_again() -> None:
     page = read(made_up(ABC, {0: [[50, 60, 70]]}, influence=SEEN))
     for words in (
         "FedC²I reaches 61.00 % on toy after 1 round.",
-        "b weighs most with a: λ 0.30",
+        "least c with a: λ 0.10, 0.3 times an equal share.",
         "fedc2i run fedc2i --data toy --model lenet5 --metric accuracy --device cpu --rounds 1 --seeds 0",
         "The data came from a Python program",
         'data = "toy"',
@@ -118,7 +118,7 @@ def test_five_clients_and_twenty_rounds_fit_into_six_megabytes() -> None:
 def test_methods_without_influence_say_so() -> None:
     page = read([made_up(ABC, {0: [[1, 2, 3]]}, method=FedAvg()), made_up(ABC, {0: [[4, 5, 6]]}, influence=SEEN)])
     assert "FedAvg measures no influence of clients on each other." in page.text
-    assert "b weighs most with a" in page.text
+    assert "least c with a: λ 0.10" in page.text
     assert "Side by side" in page.text
 
 

@@ -264,13 +264,34 @@ def test_only_common_seeds_are_paired() -> None:
 
 def test_influence_in_words() -> None:
     said = story(influential())
-    assert said.headline == "b weighs most with a: λ 0.30, 0.9 times an equal share."
+    assert said.headline == (
+        "No client weighs clearly more than an equal share with another; least c with a: λ 0.10, 0.3 times an equal "
+        "share."
+    )
     text = " ".join(said.sentences)
-    assert "b is first in 2 of 2 seeds. In the other direction, a has λ 0.20 at b." in text
     assert "gives 60 % of λ to its own model; an equal share is 33 %" in text
     assert "Most weight goes to " in text
     assert "1 client of 3 has another first client" in text
     assert "clearest: a on class 1, where c weighs most (Λ 0.50, 1.5 times an equal share)" in text
+
+
+def test_a_client_is_a_helper_only_clearly_above_an_equal_share() -> None:
+    """A weight far below an equal share makes nobody else a helper."""
+    third = [1 / 3] * 3
+
+    def headline(first: list[float]) -> str:
+        seen = {"influence_vector": {seed: [[first, third, third]] for seed in (0, 1)}}
+        said = story(made_up(ABC, {0: [[1, 2, 3]], 1: [[1, 2, 3]]}, influence=seen))
+        return " ".join([said.headline, *said.sentences[:1]])
+
+    assert headline([0.2, 0.43, 0.37]).startswith(
+        "b weighs most with a: λ 0.43, 1.3 times an equal share. b is first in 2 of 2 seeds. In the other direction, a "
+        "has λ 0.33 at b."
+    )
+    assert headline([0.55, 0.35, 0.1]).startswith(
+        "No client weighs clearly more than an equal share with another; least c"
+    )
+    assert headline([0.3, 0.34, 0.36]).startswith("Influence is close to equal")
 
 
 @pytest.mark.parametrize(("share", "mentioned"), [(0.41, False), (0.42, True)])  # 1.25 times a third is 0.4167

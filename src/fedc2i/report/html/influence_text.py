@@ -18,7 +18,7 @@ from fedc2i.runs.results import Array, Result
 NOTABLE = 0.1  # of an equal share; a client with less is no helper
 MARGIN = 1.2  # a class counts as different if its helper has a fifth more there than the client's usual one
 ABOVE = 1.25  # times an equal share; a helper with less there is not named
-FLAT = 0.1  # others within a tenth of their equal share: nobody is singled out
+FLAT = 0.1  # of an equal share; others that differ less from it are not singled out
 
 Ranking = tuple[tuple[int, float], ...]  # clients with their λ, the largest first
 
@@ -114,8 +114,8 @@ def influence_text(result: Result, found: Sequence[ClientInfluence]) -> Text:
     times, m = max((found[m].learned[0][1] / equal[m], m) for m in own)
     helper, share = found[m].learned[0]
     sentences = []
-    if max(abs(value / equal[k] - 1) for k in own for _, value in found[k].learned) < FLAT:
-        line = "Influence is close to equal: no client is singled out as a helper."
+    if times < 1 + FLAT:
+        line = _nobody(vector, equal, names)
     else:
         line = f"{names[helper]} weighs most with {names[m]}: λ {share:.{places}f}, {times:.1f} times an equal share."
         steady = f"{names[helper]} is first in {found[m].steady} of {found[m].seeds} seeds."
@@ -124,6 +124,17 @@ def influence_text(result: Result, found: Sequence[ClientInfluence]) -> Text:
         sentences = [" ".join(both)] if both else []
     sentences += [*_shares(vector, names), *_most_useful(vector, names), *_classes(result, found)]
     return Text(line, tuple(sentences))
+
+
+def _nobody(vector: Array, equal: Array, names: Sequence[str]) -> str:
+    """Where no client weighs clearly more than an equal share with another, the one that weighs least."""
+    times = vector / equal[:, None]
+    np.fill_diagonal(times, np.nan)
+    m, i = (int(place) for place in np.unravel_index(np.nanargmin(times), times.shape))
+    if times[m, i] > 1 - FLAT:
+        return "Influence is close to equal: no client is singled out as a helper."
+    share = f"λ {vector[m, i]:.{decimals(len(names))}f}, {times[m, i]:.1f} times an equal share"
+    return f"No client weighs clearly more than an equal share with another; least {names[i]} with {names[m]}: {share}."
 
 
 def _shares(vector: Array, names: Sequence[str]) -> list[str]:
