@@ -115,6 +115,14 @@ def test_five_clients_and_twenty_rounds_fit_into_six_megabytes() -> None:
     assert len(report.make([made_up(federation, accuracy, influence=seen)], with_samples=True).encode()) < 6e6
 
 
+def test_the_glance_says_of_the_first_name_how_often_it_is_first() -> None:
+    (usual,) = SEEN["influence_vector"][0]
+    other = [[0.6, 0.1, 0.3], *usual[1:]]
+    seen = {"influence_vector": {0: [usual], 1: [other], 2: [usual]}}
+    page = read(made_up(ABC, {seed: [[50, 60, 70]] for seed in range(3)}, influence=seen))
+    assert "b (0.23; first in 2 of 3 seeds)c (0.17)" in page.text
+
+
 def test_methods_without_influence_say_so() -> None:
     page = read([made_up(ABC, {0: [[1, 2, 3]]}, method=FedAvg()), made_up(ABC, {0: [[4, 5, 6]]}, influence=SEEN)])
     assert "FedAvg measures no influence of clients on each other." in page.text
