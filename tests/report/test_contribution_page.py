@@ -221,7 +221,8 @@ def test_near_guessing_is_a_warning_of_every_method_of_a_comparison() -> None:
     assert [text.partition(":")[0] for text in said] == ["FedAvg", "Local"]
     assert all_chance_warnings([bad[0]] * 6)[MOST_METHODS:] == ("The same holds for 2 other methods.",)
     text = page.make([bad[0], good, bad[1]])
-    assert text.count('<p class="warning">') >= 2
+    assert text.count('<ul class="warning">') == 1
+    assert text.count("<li>FedAvg: no better") == text.count("<li>Local: no better") == 1
     assert "FedAvg: no better than guessing (before local training) at north" in text
 
 

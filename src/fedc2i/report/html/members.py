@@ -179,13 +179,13 @@ def _class_sizes(result: Result, client: int) -> list[int]:
 
 
 def _warnings(rows: Sequence[Member], point: Point) -> tuple[str, ...]:
-    """Clients that fare worse than alone at this point."""
+    """Clients that fare worse than alone at this point, in one sentence if there are any."""
     said = []
     for certain, words in ((True, "beyond chance"), (False, "which may be chance")):
         worse = [f"{row.name} ({row.difference})" for row in rows if row.is_worse and row.is_certain == certain]
         if worse:
-            said.append(f"Worse than training alone ({WHEN[point]}), {words}: {listed(worse)}.")
-    return tuple(said)
+            said.append(f"{words}: {listed(worse)}")
+    return (f"Worse than training alone ({WHEN[point]}), {'; '.join(said)}.",) if said else ()
 
 
 def all_chance_warnings(results: Sequence[Result]) -> tuple[str, ...]:
