@@ -351,7 +351,9 @@ MISTAKES: dict[str, tuple[Callable[[], None], str, Sequence[str]]] = {
     "file in the way": (with_file("out"), "run local --data folder:images --out out", ["out: exists already"]),
     "cannot write": (with_file("out"), "run local --data folder:images --out out/run", ["out/run: cannot be written"]),
     "unknown command": (images, "train", ["No such command 'train'"]),
-    "unknown flag": (images, "run --epochs 3", ["No such option"]),
+    "unknown flag": (images, "run --mu 3", ["No such option '--mu'", "are given as --set NAME=VALUE"]),
+    "setting without a flag": (images, "run --data-seed 3", ["option '--data-seed', write --set data_seed=VALUE"]),
+    "flag of a command without settings": (images, "report --ou x", ["option '--ou' (did you mean '--out'?)"]),
     "no method": (images, "compare", ["Missing argument"]),
     "same method twice": (images, "compare local local --data folder:images", ["Local is named 2 times"]),
     "unknown domain": (images, "data check kaggle", ["kaggle"]),
@@ -385,7 +387,7 @@ def test_mistakes_in_a_file(content: str) -> None:
 
 def test_what_was_meant_is_asked_once() -> None:
     assert call("rum").err.count("Did you mean") == 1
-    assert call("run", "--round", "3").err.count("Did you mean") == 1
+    assert call("run", "--round", "3").err.count("(did you mean '--rounds'?)") == 1
 
 
 def test_an_engine_that_cannot_go_on_does_not_offer_it(capsys: pytest.CaptureFixture[str]) -> None:

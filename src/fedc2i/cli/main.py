@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fedc2i import __version__
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, nearest
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 PANELS = {  # the sections of `fedc2i --help`; `flower-local` is the `app` of flower_local.py
@@ -82,9 +82,7 @@ def main() -> None:
     except click.ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # by its name: click before 8.2 has no such class
             sys.exit(2)  # the help has been shown
-        hint = " Options of a method are given as --set NAME=VALUE." if isinstance(error, click.NoSuchOption) else ""
-        message = error.message if "Did you mean" in error.message else error.format_message()  # never asked twice
-        _fail(message + hint)
+        _fail(_usage(error))
     except (KeyboardInterrupt, click.Abort):
         hint = "finished work is kept; `fedc2i resume` resumes a run, the same command resumes `fedc2i paper`"
         print(f"fedc2i: interrupted; {hint}", file=sys.stderr, flush=True)
@@ -95,6 +93,22 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+
+
+def _usage(error: click.ClickException) -> str:
+    """What is wrong with a command line; of an option that does not exist also which one may be meant."""
+    if not isinstance(error, click.NoSuchOption):
+        return error.message if "Did you mean" in error.message else error.format_message()  # never asked twice
+    from fedc2i.runs.settings import run_settings
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    offered = [] if error.ctx is None else [own for option in error.ctx.command.params for own in option.opts]
+    message = f"No such option '{error.option_name}'"
+    if "--set" not in offered:
+        return message + nearest(error.option_name, offered)
+    if name in run_settings():
+        return f"{message}, write --set {name}=VALUE"
+    return f"{message}{nearest(error.option_name, offered)}. Options of a method are given as --set NAME=VALUE."
 
 
 def _fail(message: str) -> None:
