@@ -51,6 +51,7 @@ def test_ls_of_folders_without_data(tmp_path: Path) -> None:
     result = run("ls")
     assert result.exit_code == 0
     assert result.stdout.count("missing") == 18
+    assert result.stdout.count("built in") == 2
     assert "The Street View House Numbers (SVHN) Dataset" in result.stdout
     assert "train_32x32.mat, test_32x32.mat" in result.stdout
     other = tmp_path / "[red]x"  # printed as it is

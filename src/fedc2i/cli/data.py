@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List, check and convert the benchmark data.", no_args_is_help=True, add_completion=False)
 
 STATES = {"ready": "ready", "cached": "ready (converted)", "raw": "not converted yet", "missing": "missing"}
+BUILT_IN = (
+    ("heart", "4 hospitals", "built in", "Janosi et al. 1988, UCI repository"),
+    ("digits", "5 digit domains", "built in", "made of what scikit-learn and Matplotlib ship"),
+)
 NAMES = "a benchmark, one of its domains, or benchmark/domain, as `fedc2i data ls` lists them"
 
 
@@ -35,6 +39,8 @@ def list_data(data_dir: DataDir = None, json: Json = False) -> None:
         print(to_json({"data_dir": str(folder), "cache": str(converted_files.root()), "domains": entries}), end="")
         return
     table = Table("set", "domain", "state", "published by", title=escape(f"data in '{folder}'"))
+    for row in BUILT_IN:
+        table.add_row(*row)
     for one in found:
         state = "ready, a stand-in" if one.stand_in else STATES[one.state]
         table.add_row(one.domain.source, one.domain.client, state, one.domain.publisher)
