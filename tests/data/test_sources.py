@@ -68,5 +68,5 @@ def test_a_folder_that_exists_is_recognised(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pacs" / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / "pacs" / file).touch()
-    with pytest.raises(UserError, match=f"did you mean {meant}"):
+    with pytest.raises(UserError, match=rf" \(did you mean '{meant}'\?\), allowed are"):
         load("pacs")

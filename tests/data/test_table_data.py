@@ -193,6 +193,15 @@ def test_bad_files_are_refused(tmp_path: Path, text: str, words: str) -> None:
         load_csv(tmp_path, text)
 
 
+def test_what_a_folder_is_made_of(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"absent: no such file or folder"):
+        load(f"table:{tmp_path / 'absent'}", target="ill")
+    patients().to_csv(tmp_path / "a.csv", index=False)
+    (tmp_path / "notes.txt").write_text("remember to ask\n")
+    with pytest.raises(UserError, match=r"notes\.txt: no rows.*; each file of the folder is a client \(\.csv, .*\.txt"):
+        load(f"table:{tmp_path}", target="ill")
+
+
 def test_constant_and_dropped_columns(tmp_path: Path) -> None:
     federation = load_csv(tmp_path, patients(age=[50.0] * 20, mrn=range(20)), drop="mrn, smoker")
     assert federation.input.shape == (3,)

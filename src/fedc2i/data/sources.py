@@ -96,7 +96,7 @@ def _hint(spec: str) -> str:
             suffixes = {child.suffix.lower() for child in path.iterdir()}
             kind = "arrays" if ".npz" in suffixes else "table" if suffixes & set(SUFFIXES) else "folder"
         if kind:
-            return f"; did you mean {kind}:{spec}?"
+            return f" (did you mean '{kind}:{spec}'?)"
     except (OSError, ValueError):  # no name that a file can have
         pass
     return nearest(spec.partition(":")[0], SOURCES)

@@ -140,6 +140,8 @@ def _read_tables(argument: str, options: DataOptions, alone: str | None = None) 
     if not options.target:
         raise UserError(f"table:{argument}: name the column to predict with --target COLUMN")
     path = Path(argument).expanduser()
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; a CSV or Parquet file, or a folder of them, is expected")
     if not path.is_dir():
         table = read({"": path}, options.target)[""]
         return {alone: {"": table}} if alone and not options.clients else _by_column(str(path), table, options)
@@ -153,7 +155,10 @@ def _read_tables(argument: str, options: DataOptions, alone: str | None = None) 
                 raise UserError(f"{entry}: a client's folder holds train.csv, test.csv and perhaps validation.csv")
             tables[entry.name] = read(files, options.target)
         elif entry.suffix.lower() in SUFFIXES:
-            tables[entry.stem] = read({"": entry}, options.target)
+            try:
+                tables[entry.stem] = read({"": entry}, options.target)
+            except UserError as error:
+                raise UserError(f"{error}; each file of the folder is a client ({', '.join(SUFFIXES)})") from None
         else:
             raise UserError(f"{entry}: allowed are files ending in {', '.join(SUFFIXES)}; move it elsewhere")
     if not tables:
