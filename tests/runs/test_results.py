@@ -38,6 +38,19 @@ def test_score(values: list[float], mean: float, sd: float | None, text: str) ->
     assert str(score) == text
 
 
+@pytest.mark.parametrize("ask", ["accuracy", "scores", "averages", "worst", "curve"])
+def test_unknown_point_is_refused(ask: str) -> None:
+    result = made_up(AB, {0: [[10, 10], [70, 50]]})
+    with pytest.raises(UserError, match="point 'after' is unknown, allowed are received, trained"):
+        getattr(result, ask)("after")
+
+
+def test_unknown_diagnostic_is_refused() -> None:
+    result = made_up(AB, {0: [[10, 10], [70, 50]]})
+    with pytest.raises(UserError, match="'nope' is unknown, allowed are influence_vector, influence_matrix"):
+        result.influence("nope")
+
+
 def test_averages_are_taken_within_a_seed_first() -> None:
     # Clients swing by 20 points from seed to seed, in opposite directions: their average does not move at all.
     result = made_up(AB, {0: [[10, 10], [70, 50]], 1: [[0, 0], [50, 70]]})

@@ -6,7 +6,7 @@ import functools
 import math
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedc2i import __version__
-from fedc2i.core.errors import UserError, how_to_install
+from fedc2i.core.errors import UserError, how_to_install, one_line
 from fedc2i.data.federation import Federation
 from fedc2i.engine.records import LARGE, POINTS, Outcome, Point, Predictions, Round
 from fedc2i.methods.base import Method
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedc2i.engine.accountant import Cost
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+MEASURED = ("influence_vector", "influence_matrix")  # λ and Λ, which a method may have
 WORST = "Worst"  # the column of the worst client
 COLUMNS = ("seed", "round", "client", "point", "metric", "value")  # of the long table
 
@@ -95,7 +96,12 @@ class Result:
         return next(report for report in reversed(self.rounds) if report.seed == seed and report.metrics)
 
     def accuracy(self, point: Point, metric: str = "accuracy") -> Array:
-        """``(seeds, clients)`` after the last round; nan where a client has no such metric."""
+        """``(seeds, clients)`` after the last round; nan where a client has no such metric.
+
+        Raises:
+            UserError: for another point than ``received`` and ``trained``.
+        """
+        _require("point", point, POINTS)
         return np.array(
             [[own.get(metric, np.nan) for own in self.last(seed).metrics[point]] for seed in self.config.seeds]
         )
@@ -144,8 +150,7 @@ class Result:
         Raises:
             UserError: if there is no such metric.
         """
-        if metric not in HIGHER_IS_BETTER:
-            raise UserError(f"metric '{metric}' is unknown, allowed are {', '.join(HIGHER_IS_BETTER)}")
+        _require("metric", metric, HIGHER_IS_BETTER)
         return replace(self, config=replace(self.config, metric=metric))  # type: ignore[arg-type]
 
     @property
@@ -157,7 +162,8 @@ class Result:
         return {name: 100 * int(own.max()) / int(own.sum()) for name, own in counts.items()}
 
     def curve(self, point: Point, metric: str = "accuracy") -> tuple[Array, Array]:
-        """Evaluated rounds ``(R,)`` and the metric ``(R, clients)``, mean over seeds."""
+        """Evaluated rounds ``(R,)`` and the metric ``(R, clients)``, mean over seeds; a point is as for `accuracy`."""
+        _require("point", point, POINTS)
         by_round: dict[int, list[list[float]]] = {}
         for report in self.rounds:
             if report.metrics:
@@ -170,7 +176,11 @@ class Result:
         Entry ``[t, m, i]`` is what client m measured of client i after the exchange of round t + 1, nan where it
         measured nothing. ``(0,)`` if no round measured anything. If one round's diagnostic has more than 16 MB (Λ of
         650 clients and ten classes), only the last round's is kept: ``(1, M, M, ...)``.
+
+        Raises:
+            UserError: for a name that is neither λ's nor Λ's nor another that a round measured.
         """
+        _require("diagnostic", name, dict.fromkeys((*MEASURED, *(own for one in self.rounds for own in one.influence))))
         seed = self.config.seeds[0] if seed is None else seed
         own = [report.influence.get(name) for report in self.rounds if report.seed == seed]
         measured = [array for array in own if array is not None]
@@ -270,6 +280,11 @@ class Comparison(list[Result]):
     def to_pandas(self) -> Any:
         """The long table of all results, with the method in the first column."""
         return frame(("method", *COLUMNS), ((own.key, *row) for own in self for row in own._long_rows()))
+
+
+def _require(what: str, name: str, allowed: Collection[str]) -> None:
+    if name not in allowed:
+        raise UserError(f"{what} '{one_line(name)}' is unknown, allowed are {', '.join(allowed)}")
 
 
 def frame(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> Any:
