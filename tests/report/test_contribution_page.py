@@ -18,7 +18,7 @@ from fedc2i.engine.records import POINTS, Predictions
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedrep import FedRep
 from fedc2i.methods.local import Local
-from fedc2i.report.contribution_report import headline, member_sentence, print_contribution, sentences
+from fedc2i.report.contribution_report import headline, member_sentence, print_contribution, reachable, sentences
 from fedc2i.report.html import page
 from fedc2i.report.html.contribution import contribution_view
 from fedc2i.report.html.members import MOST_METHODS, all_chance_warnings, chance_warnings, members
@@ -60,6 +60,18 @@ def test_a_receiver_that_nothing_changes_has_no_interval() -> None:
     view = contribution_view(own)
     assert [bar.text for bar in view.bars] == ["+3.00 (+1.00 to +5.00)", "-0.50 (-2.50 to +1.50)", "+0.00 (no change)"]
     assert [cell and cell.ends for cell in view.rows[2]] == ["no change", "no change", None]
+
+
+def test_intervals_end_where_no_difference_can_reach() -> None:
+    wide = {"value": 8.1, "low": -99.86, "high": 116.05, "p": 0.7}
+    own = contribution()
+    own = replace(own, rows=tuple(replace(row, **wide) if row.receiver == "west" else row for row in own.rows))
+    assert "is not told from zero (95 % interval -99.86 to 100.00)" in sentences(own)[2]
+    view = contribution_view(own)
+    assert view.bars[2].text == "+8.10 (-99.86 to +100.00)"
+    assert view.bars[2].high == 100
+    assert view.rows[2][0].ends == "-99.86 to +100.00"  # type: ignore[union-attr]
+    assert (reachable(-400.0, "accuracy"), reachable(-400.0, "loss")) == (-100.0, -400.0)
 
 
 def test_a_receiver_without_an_interval_says_so() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -77,7 +78,18 @@ def interval_text(row: Row, digits: int, between: str) -> str:
     """Both ends of the interval, if it has one."""
     if math.isnan(row.low):
         return NO_INTERVAL
-    return UNCHANGED if is_unchanged(row) else f"{row.low:+z.{digits}f}{between}{row.high:+z.{digits}f}"
+    low, high = ends_of(row)
+    return UNCHANGED if is_unchanged(row) else f"{low:+z.{digits}f}{between}{high:+z.{digits}f}"
+
+
+def ends_of(row: Row) -> tuple[float, float]:
+    """The ends of the interval, as far as they can be reached."""
+    return reachable(row.low, row.metric), reachable(row.high, row.metric)
+
+
+def reachable(difference: float, metric: str) -> float:
+    """Two percentages differ by at most 100 points, whatever the end of an interval says."""
+    return float(np.clip(difference, -100.0, 100.0)) if metric_words(metric).points else difference
 
 
 def gain_of(own: Contribution, name: str) -> Row:
@@ -107,7 +119,9 @@ def _ends(row: Row, own: Contribution) -> str:
     digits = metric_words(own.metric).digits
     if math.isnan(row.low):
         return f"({NO_INTERVAL})"
-    low, high = (row.low, row.high) if row.value >= 0 or row.verdict == UNPROVEN else (-row.high, -row.low)
+    low, high = ends_of(row)
+    if row.value < 0 and row.verdict != UNPROVEN:
+        low, high = -high, -low
     return f"(95 % interval {low:z.{digits}f} to {high:z.{digits}f})"
 
 

@@ -14,6 +14,7 @@ from fedc2i.report.contribution_report import (
     UNPROVEN,
     agreement_sentence,
     best_measure,
+    ends_of,
     headline,
     how,
     interval_text,
@@ -96,7 +97,7 @@ def contribution_view(own: Contribution) -> ContributionView:
 def _bars(own: Contribution) -> tuple[tuple[GainBar, ...], float]:
     """Gains with intervals on a common scale, and where zero is on it."""
     words, gains = metric_words(own.metric), own.select(GAIN)
-    known = [value for row in gains for value in (row.value, row.low, row.high, 0.0) if math.isfinite(value)]
+    known = [value for row in gains for value in (row.value, *ends_of(row), 0.0) if math.isfinite(value)]
     start = min(known, default=0.0)
     span = (max(known, default=0.0) - start) or 1.0
 
@@ -111,7 +112,7 @@ def _bars(own: Contribution) -> tuple[tuple[GainBar, ...], float]:
         ends = sorted((at(0.0), at(row.value)))
         text = f"{row.value:+z.{words.digits}f} ({interval_text(row, words.digits, ' to ')})"
         kind = {"helps": "plus", "costs": "minus"}.get(row.verdict, "unproven")
-        low, high = (row.value, row.value) if math.isnan(row.low) else (row.low, row.high)
+        low, high = (row.value, row.value) if math.isnan(row.low) else ends_of(row)
         bars.append(GainBar(row.receiver, text, ends[0], ends[1] - ends[0], at(low), at(high), kind))
     return tuple(bars), at(0.0)
 
@@ -141,7 +142,7 @@ def _classes(own: Contribution) -> tuple[str, ...]:
     told = sorted((row for row in found if row.verdict != UNPROVEN), key=lambda row: -abs(row.value))
     said = [
         f"{row.giver} {row.verdict} {row.receiver} on {row.label}: {row.value:+z.{words.digits}f} {words.name} "
-        f"({row.low:+z.{words.digits}f} to {row.high:+z.{words.digits}f})"
+        f"({interval_text(row, words.digits, ' to ')})"
         for row in told[:MOST_CLASSES]
     ]
     more = [f"and {len(told) - MOST_CLASSES} more, see the CSV"] if len(told) > MOST_CLASSES else []

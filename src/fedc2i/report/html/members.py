@@ -16,7 +16,7 @@ from fedc2i.analysis.weights import finite_mean
 from fedc2i.core.errors import listed
 from fedc2i.engine.records import Point
 from fedc2i.report.comparison import has_samples
-from fedc2i.report.contribution_report import UNPROVEN, first_giver, gain_of, interval_text
+from fedc2i.report.contribution_report import UNPROVEN, first_giver, gain_of, interval_text, reachable
 from fedc2i.report.html.influence_text import client_influences
 from fedc2i.report.html.side_by_side import common_seeds, restricted
 from fedc2i.report.table import WHEN, counted, decimals, metric_words
@@ -114,7 +114,7 @@ def _against_local(result: Result, local: Result) -> Members:
     for k, name in enumerate(names):
         difference = words.sign * float(ours[k] - alone[k])
         found = _interval(result, local, point, seeds, k)
-        ends = "" if found is None else f"{found[0]:+z.{words.digits}f} to {found[1]:+z.{words.digits}f}"
+        ends = "" if found is None else " to ".join(f"{reachable(end, metric):+z.{words.digits}f}" for end in found)
         helper, proof = "–", "no influence is measured"
         if influences and influences[k].learned:
             first, share = influences[k].learned[0]
