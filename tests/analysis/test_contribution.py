@@ -180,7 +180,7 @@ def test_python_function(tmp_path: Path) -> None:
     assert isinstance(found, fedc2i.Contribution)
     table = found.to_pandas()
     assert len(table) == len(found.rows)
-    assert {*table.verdict} <= {"helps", "costs", "not told from zero"}
+    assert {*table.verdict} <= {"helps", "costs", "may be chance"}
     assert fedc2i.contribution("fedavg", data, out=tmp_path / "new" / "one", **settings) == found
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "new").rglob("summary.json")}
     assert fedc2i.contribution("fedavg", data, out=tmp_path / "new" / "one", **settings) == found
@@ -217,7 +217,7 @@ def test_a_class_of_few_samples_leaves_means_over_classes_without_verdict(tmp_pa
         for measure in ("gain", "shapley"):
             (row,) = (own for own in found.select(measure, metric) if own.receiver == "site 0")
             assert math.isnan(row.low) == math.isnan(row.high) == math.isnan(row.p) == (not known), (metric, measure)
-            assert known or row.verdict == "not told from zero"
+            assert known or row.verdict == "may be chance"
             assert not math.isnan(row.value)
     assert not any(math.isnan(row.p) for row in found.rows if row.receiver == "site 1")
     assert any("Fewer than 5 test samples of a class: site 0 (1 of class no)." in note for note in found.notes)

@@ -54,9 +54,7 @@ def test_a_receiver_that_nothing_changes_has_no_interval() -> None:
     own = contribution()
     nothing = {"value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
     own = replace(own, rows=tuple(replace(row, **nothing) if row.receiver == "west" else row for row in own.rows))
-    assert sentences(own)[2] == (
-        "west: taking part changes its accuracy in no seed (50 test samples), so the effect is not told from zero."
-    )
+    assert sentences(own)[2] == ("west: taking part changes its accuracy in no seed (50 test samples).")
     view = contribution_view(own)
     assert [bar.text for bar in view.bars] == ["+3.00 (+1.00 to +5.00)", "-0.50 (-2.50 to +1.50)", "+0.00 (no change)"]
     assert [cell and cell.ends for cell in view.rows[2]] == ["no change", "no change", None]
@@ -66,7 +64,7 @@ def test_intervals_end_where_no_difference_can_reach() -> None:
     wide = {"value": 8.1, "low": -99.86, "high": 116.05, "p": 0.7}
     own = contribution()
     own = replace(own, rows=tuple(replace(row, **wide) if row.receiver == "west" else row for row in own.rows))
-    assert "is not told from zero (95 % interval -99.86 to 100.00)" in sentences(own)[2]
+    assert "may be chance (95 % interval -99.86 to 100.00)" in sentences(own)[2]
     view = contribution_view(own)
     assert view.bars[2].text == "+8.10 (-99.86 to +100.00)"
     assert view.bars[2].high == 100
@@ -77,7 +75,7 @@ def test_intervals_end_where_no_difference_can_reach() -> None:
 def test_a_receiver_without_an_interval_says_so() -> None:
     own, unknown = contribution(), {"low": math.nan, "high": math.nan, "p": math.nan}
     own = replace(own, rows=tuple(replace(row, **unknown) if row.receiver == "north" else row for row in own.rows))
-    assert "+3.00 points of accuracy from taking part is not told from zero (no interval)" in sentences(own)[0]
+    assert "+3.00 points of accuracy from taking part may be chance (no interval)" in sentences(own)[0]
     view = contribution_view(own)
     assert view.bars[0].text == "+3.00 (no interval)"
     assert math.isfinite(view.bars[0].low)
@@ -146,8 +144,8 @@ def test_sentences_say_what_is_certain_and_what_is_not() -> None:
         "north gains 3.00 points of accuracy from taking part (95 % interval 1.00 to 5.00); most comes from south "
         "(+4.00); west (-1.00) costs it."
     )
-    assert "a difference of -0.50 points of accuracy from taking part is not told from zero" in south
-    assert "north adds most (+0.25, not told from zero)" in south
+    assert "a difference of -0.50 points of accuracy from taking part may be chance" in south
+    assert "north adds most (+0.25, may be chance)" in south
 
 
 def test_a_loss_is_written_without_percent() -> None:
@@ -178,7 +176,7 @@ def test_page_opens_with_each_client_and_offers_the_csv(tmp_path: Path) -> None:
     own.write(tmp_path)
     text = page.make([replace(result, federation=federation)], folders=[tmp_path])
     assert text.index('id="members"') < text.index('id="scores"')
-    assert "how far that is proven" in text
+    assert ">evidence</th>" in text
     assert "helps: adds +4.00, p 0.01" in text
     assert "Worse than training alone (after local training), which may be chance: south (-0.50), west (-0.50)." in text
     assert '<section id="contribution">' in text

@@ -305,7 +305,7 @@ def _classes(name: str, tables: Tables, target: str, least: int) -> tuple[tuple[
     columns = [table[target] for parts in tables.values() for table in parts.values()]
     found = {label(value) for column in columns for value in column.unique()}
     what = f"{name}: column '{target}' has {len(found):,} different"
-    remedy = "this package predicts classes: make some of the numbers, e.g. low and high"
+    remedy = "this package predicts classes: make classes of the numbers, e.g. low and high"
     if len(found) > MOST_CLASSES:
         raise UserError(f"{what} values, allowed are {MOST_CLASSES}; {remedy}")
     warnings = []

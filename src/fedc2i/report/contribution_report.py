@@ -15,7 +15,7 @@ from fedc2i.core.errors import one_line
 from fedc2i.report.table import WHEN, counted, metric_words
 
 MEASURE_WORDS = {"shapley": "Shapley value", "leave-one-out": "leave-one-out", "pairwise": "pairwise"}
-UNPROVEN = "not told from zero"
+UNPROVEN = "may be chance"
 MOST_SHOWN = 12  # clients in a table of the terminal
 UNCHANGED = "no change"  # in any seed or resample: the interval is a point
 NO_INTERVAL = "no interval"
@@ -52,9 +52,9 @@ def member_sentence(own: Contribution, name: str) -> str:
     verb = {"helps": "gains", "costs": "loses"}.get(row.verdict)
     if is_unchanged(row):
         samples = counted(own.samples[name], "test sample")
-        text = f"{name}: taking part changes its {words.name} in no seed ({samples}), so the effect is {UNPROVEN}"
+        text = f"{name}: taking part changes its {words.name} in no seed ({samples})"
     elif verb is None:
-        text = f"{name}: a difference of {_value(row, own)} from taking part is {UNPROVEN} {_ends(row, own)}"
+        text = f"{name}: a difference of {_value(row, own)} from taking part {UNPROVEN} {_ends(row, own)}"
     else:
         text = f"{name} {verb} {_value(row, own, signed=False)} from taking part {_ends(row, own)}"
     first = first_giver(own, name)
@@ -166,7 +166,7 @@ def print_contribution(console: Console, own: Contribution) -> None:
     if len(own.clients) <= MOST_SHOWN:
         console.print(_pair_table(own))
     _print(console, "Intervals: 95 %, of each number alone; verdicts are corrected for all pairs (Holm).")
-    _print(console, f"*: an effect beyond chance; (?) or none: {UNPROVEN}.")
+    _print(console, f"*: an effect beyond chance; (?) or none: it {UNPROVEN}.")
     for line in (agreement_sentence(own), *own.notes):
         _print(console, line)
 
@@ -174,8 +174,8 @@ def print_contribution(console: Console, own: Contribution) -> None:
 def _gain_table(own: Contribution) -> RichTable:
     words = metric_words(own.metric)
     table = RichTable(box=box.SIMPLE_HEAD, title=f"Alone and together, {words.title}", title_justify="left")
-    for title in ("client", "alone", "together", "difference", "verdict", "first giver"):
-        right, wraps = title in ("alone", "together", "difference"), title in ("verdict", "first giver")
+    for title in ("client", "alone", "together", "difference", "verdict", "gives most"):
+        right, wraps = title in ("alone", "together", "difference"), title in ("verdict", "gives most")
         table.add_column(title, justify="right" if right else "left", no_wrap=not wraps)
     for name in own.clients:
         score, row, first = own.score(name), gain_of(own, name), first_giver(own, name)

@@ -66,9 +66,9 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """``helps``, ``costs`` or ``not told from zero``."""
+        """``helps``, ``costs`` or ``may be chance``."""
         if not self.p < LEVEL_P or self.value == 0:
-            return "not told from zero"
+            return "may be chance"
         return "helps" if self.value > 0 else "costs"
 
 

@@ -25,7 +25,7 @@ from fedc2i.runs.results import Result
 
 MOST_ROWS = 16  # clients in the heat map
 MOST_CLASSES = 12  # effects on single classes that are listed
-PALE = 0.25  # of the colour, for a value that is not told from zero
+PALE = 0.25  # of the colour, for a value that may be chance
 
 
 class HeatCell(NamedTuple):

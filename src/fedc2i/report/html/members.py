@@ -1,4 +1,4 @@
-"""The opening of a page: each client alone and together, who is first for it, and how far that is proven."""
+"""The opening of a page: each client alone and together, who is first for it, and the evidence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOSE = 1.0  # points above the most frequent class that are no gain over guessi
 
 
 class Member(NamedTuple):
-    """A row: scores, their difference (positive is better) with its interval, the first giver, and the proof."""
+    """A row: scores, their difference (positive is better) with its interval, the first giver, and the evidence."""
 
     name: str
     alone: str
@@ -99,10 +99,10 @@ def _of_contribution(result: Result, own: Contribution) -> Members:
         rows.append(_member(name, score.alone, score.together, gain.value, ends, helper, proof, own.metric, told))
     title = f"{result.label}: each client alone and together, {words.title} {WHEN[own.point]}"
     note = (
-        f"Measured by fedc2i contribution with {counted(len(own.seeds), 'seed')}: alone is the method Local, the first "
-        "giver has the largest value over coalitions. Difference: positive is better."
+        f"Measured by fedc2i contribution with {counted(len(own.seeds), 'seed')}: alone is the method Local; who "
+        "gives most has the largest value over coalitions. Difference: positive is better."
     )
-    return Members(title, "first giver", tuple(rows), note, _warnings(rows, own.point))
+    return Members(title, "gives most", tuple(rows), note, _warnings(rows, own.point))
 
 
 def _against_local(result: Result, local: Result) -> Members:
