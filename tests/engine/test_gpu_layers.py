@@ -113,8 +113,8 @@ def test_convolutions_are_torch_s(
 
 
 @needs_kernels
-def test_long_sums_are_taken_in_shares(layers: Any, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "_SHARE", 70)
+def test_long_sums_are_taken_in_chunks(layers: Any, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "_CHUNK_ROWS", 70)
     x, weight = noise(SEEDS, CLIENTS, 3, 3, 9, 9), noise(SEEDS, CLIENTS, 4, 3, 3, 3, seed=1).requires_grad_()
     want, got = by_hand(F.conv2d, x, weight), lifted(F.conv2d, x, weight, bf16=precision == "bf16")
     slope = noise(*want.shape, seed=3)

@@ -31,7 +31,7 @@ from fedc2i.methods.base import Phase, Site
 from fedc2i.training.local import Batch
 from fedc2i.training.metrics import defined
 
-_NARROW = 128  # numbers in a patch: up to this many, cuDNN's convolutions are slower than a product
+_WIDEST_PATCH = 128  # numbers in a patch: up to this many, cuDNN's convolutions are slower than a product
 _Made = TypeVar("_Made")
 _Kind = tuple[Any, ...]  # names a piece of a round's work
 _SiteTensors = dict[str, Any]  # the tensors of a Site, each with or without an axis for clients
@@ -93,7 +93,7 @@ class StackedExecutor:
             for k, client in enumerate(clients):
                 personal = {name: rows[k] for name, rows in tensors["personal"].items()}
                 mail = {**tensors["received"], **personal}, tensors["position"][k]
-                with VmapRules(widest=_NARROW):
+                with VmapRules(widest=_WIDEST_PATCH):
                     sums = [client.score(piece, row(models, k), *mail, batch.round) for piece in client.pieces()]
                 found.append(client.metrics(sums))
             return found

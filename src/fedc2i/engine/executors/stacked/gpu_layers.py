@@ -13,8 +13,19 @@ from torch import Tensor
 from fedc2i.engine.executors.stacked import kernels
 
 Pair = tuple[int, int]
-_SHARE = 1024  # rows of a weight's gradient that a program sums, where a model has few programs
-_FEW = 8
+
+# Sizes of blocks, chosen from timings of a wide LeNet's layers on an H200. They fix the order of sums, so the bits.
+CONVOLVE = {"block_rows": 128, "num_warps": 4}
+# With 2 warps Triton uses the older matrix instructions, which read single precision in either order.
+WEIGHT_GRADIENT: dict[torch.dtype, dict[str, int]] = {
+    torch.float32: {"block_taps": 64, "block_sum": 32, "num_warps": 2, "num_stages": 3},
+    torch.bfloat16: {"block_taps": 128, "block_sum": 64, "num_warps": 4, "num_stages": 3},
+}
+_CHUNK_ROWS = 1024  # rows of a weight's gradient that a program sums, where a model has few tiles of weights
+_FEW_TILES = 8
+_POOL_BYTES = 4096
+_UNFOLD_ROWS = 32
+_FOLD_NUMBERS = 512
 
 
 def is_supported(x: Tensor) -> bool:
@@ -51,46 +62,39 @@ def _power(count: int, least: int, most: int) -> int:
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor, padding: Pair) -> Tensor:
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     (models, images, height, width, channels), (_, outputs, *kernel, _) = x.shape, weight.shape
-    tall, wide = height + 2 * padding[0] - kernel[0] + 1, width + 2 * padding[1] - kernel[1] + 1
-    out = x.new_empty(models, images, tall, wide, outputs)
-    rows, taps = images * tall * wide, kernel[0] * kernel[1]
+    out_height, out_width = height + 2 * padding[0] - kernel[0] + 1, width + 2 * padding[1] - kernel[1] + 1
+    out = x.new_empty(models, images, out_height, out_width, outputs)
+    rows, taps = images * out_height * out_width, kernel[0] * kernel[1]
     block = _power(outputs, 16, 64)
-    wide_pixel = 64 if x.dtype == torch.bfloat16 else 32
-    steps = next((size for size in (wide_pixel, 32, 16) if channels % size == 0), 0)
-    few = _power(taps * channels, 16, 128) if x.dtype == torch.float32 else 16
-    how = (128, block, steps or few)
-    stages = (3 if any(padding) else 4) if steps else (1 if few == 128 else 3)
-    kernels.convolve[_blocks(rows, how[0]), models, _blocks(outputs, block)](
-        x, weight, bias, out, rows, outputs, height, width, tall, wide, channels, kernel[1], taps, *padding, "tf32",
-        *how, num_warps=4, num_stages=stages,
+    largest = 64 if x.dtype == torch.bfloat16 else 32
+    of_pixel = next((size for size in (largest, 32, 16) if channels % size == 0), 0)
+    of_patch = _power(taps * channels, 16, 128) if x.dtype == torch.float32 else 16
+    stages = (3 if any(padding) else 4) if of_pixel else (1 if of_patch == 128 else 3)
+    kernels.convolve[_blocks(rows, CONVOLVE["block_rows"]), models, _blocks(outputs, block)](
+        x, weight, bias, out, rows, outputs, height, width, out_height, out_width, channels, kernel[1], taps, *padding,
+        "tf32", block_outputs=block, block_sum=of_pixel or of_patch, num_stages=stages, **CONVOLVE,
     )  # fmt: skip
     return out
 
 
-def _weight_gradient(x: Tensor, slope: Tensor, kernel: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
-    x, slope = x.contiguous(), slope.contiguous()
-    (models, images, height, width, channels), (tall, wide, outputs) = x.shape, slope.shape[2:]
-    rows, taps = images * tall * wide, kernel[0] * kernel[1]
-    how = TILES[x.dtype]
-    tiles, block = _blocks(taps * channels, how["block_taps"]), _power(outputs, 16, 64)
-    shares = 1 if tiles > _FEW else _blocks(rows, _SHARE)  # however many models: others do not change a model's bits
-    part = _blocks(_blocks(rows, shares), how["block_sum"]) * how["block_sum"]
-    shares = _blocks(rows, part)
-    out = torch.empty(models, shares, outputs, *kernel, channels, device=x.device)
-    sums = torch.empty(models, shares, outputs, device=x.device)
-    kernels.weight_gradient[tiles, models, shares * _blocks(outputs, block)](
-        x, slope, out, sums, rows, outputs, part, height, width, tall, wide, channels, kernel[1], taps, *padding,
-        "tf32", block_outputs=block, **how,
+def _weight_gradient(x: Tensor, grad_output: Tensor, kernel: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+    x, grad_output = x.contiguous(), grad_output.contiguous()
+    (models, images, height, width, channels), (out_height, out_width, outputs) = x.shape, grad_output.shape[2:]
+    rows, taps = images * out_height * out_width, kernel[0] * kernel[1]
+    sizes = WEIGHT_GRADIENT[x.dtype]
+    tiles, block = _blocks(taps * channels, sizes["block_taps"]), _power(outputs, 16, 64)
+    # However many models there are: others do not change a model's bits.
+    chunks = 1 if tiles > _FEW_TILES else _blocks(rows, _CHUNK_ROWS)
+    chunk_rows = _blocks(_blocks(rows, chunks), sizes["block_sum"]) * sizes["block_sum"]
+    chunks = _blocks(rows, chunk_rows)
+    out = torch.empty(models, chunks, outputs, *kernel, channels, device=x.device)
+    sums = torch.empty(models, chunks, outputs, device=x.device)
+    kernels.weight_gradient[tiles, models, chunks * _blocks(outputs, block)](
+        x, grad_output, out, sums, rows, outputs, chunk_rows, height, width, out_height, out_width,
+        channels, kernel[1], taps, *padding, "tf32", block_outputs=block, **sizes,
     )  # fmt: skip
-    found = (out[:, 0], sums[:, 0]) if shares == 1 else (out.sum(1), sums.sum(1))
+    found = (out[:, 0], sums[:, 0]) if chunks == 1 else (out.sum(1), sums.sum(1))
     return found[0].to(x.dtype), found[1].to(x.dtype)
-
-
-# With 2 warps Triton uses the older matrix instructions, which read single precision in either order.
-TILES: dict[torch.dtype, dict[str, int]] = {
-    torch.float32: {"block_taps": 64, "block_sum": 32, "num_warps": 2, "num_stages": 3},
-    torch.bfloat16: {"block_taps": 128, "block_sum": 64, "num_warps": 4, "num_stages": 3},
-}
 
 
 class _Convolution(torch.autograd.Function):
@@ -106,11 +110,11 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
         x, weight = ctx.saved_tensors
-        dx = _transposed(slope, weight, ctx.padding) if ctx.needs_input_grad[0] else None
+        dx = _transposed(grad_output, weight, ctx.padding) if ctx.needs_input_grad[0] else None
         kernel = (weight.shape[2], weight.shape[3])
-        return dx, *_WeightGradient.apply(x, slope, kernel, ctx.padding), None  # type: ignore[no-untyped-call]
+        return dx, *_WeightGradient.apply(x, grad_output, kernel, ctx.padding), None  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor, padding: Pair) -> Any:
@@ -128,11 +132,11 @@ class _Convolution(torch.autograd.Function):
         return out.unflatten(0, (count, -1)), 0
 
 
-def _transposed(slope: Tensor, weight: Tensor, padding: Pair) -> Tensor:
+def _transposed(grad_output: Tensor, weight: Tensor, padding: Pair) -> Tensor:
     """The gradient of a convolution's images: a convolution with the turned weights."""
     turned = weight.flip(2, 3).permute(0, 4, 2, 3, 1)
     around = (weight.shape[2] - 1 - padding[0], weight.shape[3] - 1 - padding[1])
-    return _Convolution.apply(slope, turned, weight.new_zeros(turned.shape[:2]), around)  # type: ignore[no-untyped-call,no-any-return]
+    return _Convolution.apply(grad_output, turned, weight.new_zeros(turned.shape[:2]), around)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _first(tensor: Tensor, at: int | None, count: int) -> Tensor:
@@ -144,29 +148,29 @@ class _WeightGradient(torch.autograd.Function):
     """Of images ``(G, B, H, W, C)`` and gradients ``(G, B, H', W', O)``: those of weights and biases."""
 
     @staticmethod
-    def forward(x: Tensor, slope: Tensor, kernel: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
-        return _weight_gradient(x, slope, kernel, padding)
+    def forward(x: Tensor, grad_output: Tensor, kernel: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+        return _weight_gradient(x, grad_output, kernel, padding)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, slope, _, ctx.padding = inputs
-        ctx.save_for_backward(x, slope)
+        x, grad_output, _, ctx.padding = inputs
+        ctx.save_for_backward(x, grad_output)
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor, bias: Tensor) -> tuple[Any, ...]:
-        x, slope = ctx.saved_tensors
+        x, grad_output = ctx.saved_tensors
         along = _Convolution.apply(x, weight, bias, ctx.padding)  # type: ignore[no-untyped-call]
-        return _transposed(slope, weight, ctx.padding), along, None, None
+        return _transposed(grad_output, weight, ctx.padding), along, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, slope: Tensor, kernel: Pair, padding: Pair) -> Any:
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, grad_output: Tensor, kernel: Pair, padding: Pair) -> Any:
         count, (at, other, *_) = info.batch_size, in_dims
         if at is None:
-            slope = slope.movedim(other, 4).flatten(4, 5)
-            found = _WeightGradient.apply(x, slope, kernel, padding)  # type: ignore[no-untyped-call]
+            grad_output = grad_output.movedim(other, 4).flatten(4, 5)
+            found = _WeightGradient.apply(x, grad_output, kernel, padding)  # type: ignore[no-untyped-call]
             return tuple(own.unflatten(1, (count, -1)) for own in found), (1, 1)
-        x, slope = _first(x, at, count).flatten(0, 1), _first(slope, other, count).flatten(0, 1)
-        found = _WeightGradient.apply(x, slope, kernel, padding)  # type: ignore[no-untyped-call]
+        x, grad_output = _first(x, at, count).flatten(0, 1), _first(grad_output, other, count).flatten(0, 1)
+        found = _WeightGradient.apply(x, grad_output, kernel, padding)  # type: ignore[no-untyped-call]
         return tuple(own.unflatten(0, (count, -1)) for own in found), (0, 0)
 
 
@@ -179,7 +183,7 @@ class _Pool(torch.autograd.Function):
         count, height, width, channels = x.shape
         out = x.new_empty(count, height // side, width // side, channels)
         index = torch.empty_like(out, dtype=torch.uint8)
-        block = 4096 // x.element_size()
+        block = _POOL_BYTES // x.element_size()
         kernels.pool[(_blocks(out.numel(), block),)](
             x, out, index, out.numel(), height, width, *out.shape[1:3], channels, side, block
         )
@@ -194,10 +198,10 @@ class _Pool(torch.autograd.Function):
         ctx.save_for_backward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor | None, _: Any) -> tuple[Any, ...]:
-        if slope is None:
+    def backward(ctx: Any, grad_output: Tensor | None, _: Any) -> tuple[Any, ...]:
+        if grad_output is None:
             return None, None
-        return _Unpool.apply(slope, ctx.saved_tensors[0], ctx.size, ctx.side), None  # type: ignore[no-untyped-call]
+        return _Unpool.apply(grad_output, ctx.saved_tensors[0], ctx.size, ctx.side), None  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, side: int) -> Any:
@@ -209,12 +213,12 @@ class _Unpool(torch.autograd.Function):
     """The gradient of `_Pool`."""
 
     @staticmethod
-    def forward(slope: Tensor, index: Tensor, size: Pair, side: int) -> Tensor:
-        slope, index = slope.contiguous(), index.contiguous()
-        out = slope.new_empty(len(slope), *size, slope.shape[3])
-        block = 4096 // slope.element_size()
+    def forward(grad_output: Tensor, index: Tensor, size: Pair, side: int) -> Tensor:
+        grad_output, index = grad_output.contiguous(), index.contiguous()
+        out = grad_output.new_empty(len(grad_output), *size, grad_output.shape[3])
+        block = _POOL_BYTES // grad_output.element_size()
         kernels.unpool[(_blocks(out.numel(), block),)](
-            slope, index, out, out.numel(), *size, *slope.shape[1:], side, block
+            grad_output, index, out, out.numel(), *size, *grad_output.shape[1:], side, block
         )
         return out
 
@@ -224,43 +228,44 @@ class _Unpool(torch.autograd.Function):
         ctx.save_for_backward(index)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
         (index,), side = ctx.saved_tensors, ctx.side
-        tall, wide = index.shape[1:3]
-        squares = slope[:, : tall * side, : wide * side].reshape(len(slope), tall, side, wide, side, -1)
+        out_height, out_width = index.shape[1:3]
+        pooled = grad_output[:, : out_height * side, : out_width * side]
+        squares = pooled.reshape(len(pooled), out_height, side, out_width, side, pooled.shape[3])
         squares = squares.permute(2, 4, 0, 1, 3, 5).flatten(0, 1)  # (side², N, H', W', C)
         return squares.gather(0, index[None].to(torch.int64))[0], None, None, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], slope: Tensor, index: Tensor, size: Pair, side: int) -> Any:
-        own = (
-            _first(part, at, info.batch_size).flatten(0, 1) for part, at in ((slope, in_dims[0]), (index, in_dims[1]))
-        )
+    def vmap(info: Any, in_dims: tuple[Any, ...], grad_output: Tensor, index: Tensor, size: Pair, side: int) -> Any:
+        pairs = zip((grad_output, index), in_dims[:2], strict=True)
+        own = (_first(tensor, at, info.batch_size).flatten(0, 1) for tensor, at in pairs)
         out = _Unpool.apply(*own, size, side)  # type: ignore[no-untyped-call]
         return out.unflatten(0, (info.batch_size, -1)), 0
 
 
-def unfold(x: Tensor, places: Pair, kernel: Pair, stride: Pair, dilation: Pair, more: int = 0) -> Tensor:
-    """Images ``(N, H, W, C)`` to patches ``(N, L, k·k·C + |more|)`` at ``places`` of the kernel.
+def unfold(x: Tensor, positions: Pair, kernel: Pair, stride: Pair, dilation: Pair, more: int = 0) -> Tensor:
+    """Images ``(N, H, W, C)`` to patches ``(N, L, k·k·C + |more|)`` at ``positions`` of the kernel.
 
     The first number after a patch is 1, or 0 if ``more`` is negative; the others are 0.
     """
     count, height, width, channels = x.shape
-    rows, taps = count * places[0] * places[1], kernel[0] * kernel[1]
+    rows, taps = count * positions[0] * positions[1], kernel[0] * kernel[1]
     size = taps * channels + abs(more)
-    out = x.new_empty(count, places[0] * places[1], size)
+    out = x.new_empty(count, positions[0] * positions[1], size)
     block = 64 if channels % 64 == 0 else _power(size, 16, 128)
     one = float(more > 0)
-    kernels.unfold[(_blocks(rows, 32),)](
-        x, out, rows, height, width, *places, one, size, channels, kernel[1], taps, *stride, *dilation, 32, block
-    )
+    kernels.unfold[(_blocks(rows, _UNFOLD_ROWS),)](
+        x, out, rows, height, width, *positions, one, size, channels, kernel[1], taps, *stride, *dilation,
+        _UNFOLD_ROWS, block,
+    )  # fmt: skip
     return out
 
 
 def fold(
     patches: Tensor,
     image: tuple[int, int, int],
-    places: Pair,
+    positions: Pair,
     kernel: Pair,
     stride: Pair,
     dilation: Pair,
@@ -269,7 +274,8 @@ def fold(
     """Patches added up to images ``(N, H, W, C)``; of each the last ``more`` numbers are ignored."""
     out, taps = patches.new_empty(len(patches), *image), kernel[0] * kernel[1]
     size = taps * image[2] + more
-    kernels.fold[(_blocks(out.numel(), 512),)](
-        patches, out, out.numel(), *image[:2], *places, size, image[2], kernel[1], taps, *stride, *dilation, 512
-    )
+    kernels.fold[(_blocks(out.numel(), _FOLD_NUMBERS),)](
+        patches, out, out.numel(), *image[:2], *positions, size, image[2], kernel[1], taps, *stride, *dilation,
+        _FOLD_NUMBERS,
+    )  # fmt: skip
     return out

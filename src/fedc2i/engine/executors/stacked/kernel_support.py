@@ -26,14 +26,14 @@ class Layers(Protocol):
     def max_pool(self, x: Tensor, side: int) -> Tensor:
         """Of squares that do not overlap."""
 
-    def unfold(self, x: Tensor, places: Pair, kernel: Pair, stride: Pair, dilation: Pair, more: int = 0) -> Tensor:
+    def unfold(self, x: Tensor, positions: Pair, kernel: Pair, stride: Pair, dilation: Pair, more: int = 0) -> Tensor:
         """Patches of images."""
 
     def fold(
         self,
         patches: Tensor,
         image: tuple[int, int, int],
-        places: Pair,
+        positions: Pair,
         kernel: Pair,
         stride: Pair,
         dilation: Pair,
