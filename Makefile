@@ -14,13 +14,14 @@ unexport PYTHONDONTWRITEBYTECODE
 
 DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test suite test-slow coverage bench docs lint style types install install-dev clean help
+.PHONY: demo test suite test-slow test-kernels coverage bench docs lint style types install install-dev clean help
 
 help:
 	@echo "make demo       five methods on four hospitals, who weighs most with whom, and a report (under a minute)"
 	@echo "make test       ruff, mypy and the test suite"
 	@echo "make coverage   the test suite with its coverage, at least 90 %; takes half as long again"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make test-kernels  the tests of GPU kernels, in Triton's interpreter; no GPU is needed"
 	@echo "make bench      speed and memory against a hand-written loop (about 6 minutes)"
 	@echo "make docs       the documentation site, into site/"
 	@echo "make lint       ruff and mypy only"
@@ -41,6 +42,16 @@ coverage: install-dev
 
 test-slow: install-dev
 	$(BIN)/python -m pytest -m slow
+
+# Apart from other packages, as runs name an installed Triton. The interpreter of 3.6 fails with NumPy 2.4.
+TRITON := $(VENV)/triton-3.7.1
+
+test-kernels: install-dev $(TRITON)
+	$(PARALLEL) TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/engine/test_gpu_layers.py
+
+$(TRITON): $(BIN)/python
+	@echo "Installing Triton (190 MB, Linux only) into $(TRITON) ..."
+	@rm -rf $@.new; $(PIP) install --quiet --no-deps --target $@.new triton==$(patsubst triton-%,%,$(notdir $@)) && mv $@.new $@
 
 bench: install-dev
 	$(BIN)/python -m benchmarks
