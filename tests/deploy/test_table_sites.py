@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr.app")
 pytest.importorskip("pandas")
@@ -19,6 +20,7 @@ from test_folders import run as command
 
 import fedc2i
 from fedc2i.core.errors import UserError
+from fedc2i.data.encoder import Encoder
 from fedc2i.data.schema import Column, Schema, check_fit, most_common
 from fedc2i.deploy.job import Job
 from fedc2i.deploy.server_app import run_job
@@ -103,6 +105,17 @@ def test_sites_agree_on_a_schema_and_give_the_simulators_numbers(tmp_path: Path,
     for point in POINTS:
         there = predict(stored.parent, "west", file, point=point)
         pandas.testing.assert_frame_equal(there, predict(tmp_path / "simulated", "west", file, point=point))
+    # The site exports its own model, although it has no scores.
+    assert call("export", str(stored.parent), "--client", "west", "--out", str(tmp_path / "own.pt2")).code == 0
+    encoded = torch.from_numpy(Encoder.from_json(own).encode("rows", pandas.read_csv(file)))
+    found = torch.export.load(tmp_path / "own.pt2").module()(encoded).softmax(1)
+    expected = predict(stored.parent, "west", file)[["p(no)", "p(yes)"]].to_numpy()
+    np.testing.assert_allclose(found.detach().numpy(), expected, atol=1e-6)
+    card = (tmp_path / "own.md").read_text(encoding="utf-8")
+    sizes = want.federation.samples()["west"]
+    for text in ("west: mlp by FedC²I", f"This site: {sizes['train']} training", "scores are in the coordinator's run"):
+        assert text in card
+    assert "what a site keeps, its model without scores" in call("report", str(stored.parent)).err
     # The run folder has neither models nor data.
     for words in (("predict", str(file)), ("export", "--out", str(tmp_path / "model.pt2"))):
         line = call(words[0], str(tmp_path / "run"), "--client", "west", *words[1:]).err

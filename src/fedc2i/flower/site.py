@@ -98,13 +98,13 @@ class Home:
             return ContextMemory(RecordDict() if state is None else state, run)
         return FolderMemory(self.state, run, predictor)
 
-    def predictor(self, assignment: Assignment, classes: tuple[str, ...]) -> Predictor | None:
-        """What is stored beside the last models, if the data is a table or images."""
-        if not self.encoding and not InputSpec.of(self.client.train.x).is_image:
-            return None
-        seed, sample = assignment.context.seed, InputSpec.of(self.client.train.x)
-        summary = json.dumps({"classes": classes, "seeds": [seed], "input": sample.to_json()})
-        texts = {"config.toml": assignment.config, "summary.json": summary}
+    def predictor(self, assignment: Assignment, classes: tuple[str, ...]) -> Predictor:
+        """What is stored beside the last models, so that `fedc2i export` reads them, and `predict` as well if the data
+        is a table or images.
+        """
+        seed, told = assignment.context.seed, self.introduction()
+        summary = {"classes": classes, "seeds": [seed], "input": told.input.to_json(), "samples": told.samples}
+        texts = {"config.toml": assignment.config, "summary.json": json.dumps(summary)}
         texts |= {ENCODING: self.encoding} if self.encoding else {}
         return Predictor(self.client.name, seed, texts)
 

@@ -27,7 +27,7 @@ KEPT = 3
 
 @dataclass(frozen=True)
 class Predictor:
-    """What makes a folder of a site's models one that `fedc2i predict` reads."""
+    """What makes a folder of a site's models one that `fedc2i predict` and `fedc2i export` read."""
 
     client: str
     seed: int

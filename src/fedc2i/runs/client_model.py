@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fedc2i.core.errors import UserError, nearest, one_line
+from fedc2i.core.files import read_json
 from fedc2i.core.params import Params
 from fedc2i.data.federation import InputSpec
 from fedc2i.engine.records import Point
 from fedc2i.methods.base import Method, Site
 from fedc2i.models.model import Model
-from fedc2i.runs.finished_run import read_model, read_run
+from fedc2i.runs.finished_run import is_of_site, read_model, read_run, read_site_run
+from fedc2i.runs.folder import SUMMARY
 from fedc2i.runs.plan import build_model
 from fedc2i.runs.results import Result
 
@@ -38,6 +40,11 @@ class ClientModel:
         return self.method.predict(self.params, x, site)
 
     @property
+    def is_of_site(self) -> bool:
+        """Whether a site has kept it, which has no scores and sees nobody's weight."""
+        return not self.result.rounds
+
+    @property
     def network(self) -> nn.Module:
         """The network alone, in evaluation mode; of a pretrained one, without its preprocessing."""
         module = self.model.module_with(self.params).eval()
@@ -47,12 +54,14 @@ class ClientModel:
 def read_client(
     folder: Path, client: str, seed: int | None = None, point: Point = "trained", model: Model | None = None
 ) -> ClientModel:
-    """A client's last model of a finished run; ``model`` if the run was started with an object of Python.
+    """A client's last model of a finished run, or of what a site keeps of one.
+
+    ``model`` is needed if the run was started with an object of Python.
 
     Raises:
         UserError: if there is no such run, client or seed, or the model cannot be built here.
     """
-    result = read_run(folder)
+    result = read_site_run(folder) if _is_of_site(folder) else read_run(folder)
     if client not in result.federation.names:
         hint = nearest(client, result.federation.names)
         allowed = ", ".join(result.federation.names)
@@ -64,6 +73,15 @@ def read_client(
         built = build_model(config, result.federation.classes, sample, model)
     except UserError as error:
         raise UserError(f"{folder}: its model cannot be built here ({error})") from None
+    if result.model == "auto":
+        result = replace(result, model_name=built.name)
     chosen = config.seeds[0] if seed is None else seed
     params = read_model(folder, client, chosen, point)
     return ClientModel(client, chosen, point, result.method, built, params, sample, result)
+
+
+def _is_of_site(folder: Path) -> bool:
+    try:
+        return is_of_site(read_json(folder / SUMMARY))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False  # `read_run` says what is wrong

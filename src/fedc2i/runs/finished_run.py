@@ -42,6 +42,10 @@ def read_run(folder: Path | str) -> Result:
         raise UserError(f"{folder}: not the folder of a finished run; it has no summary.json")
     try:
         summary = read_summary(folder)
+        if is_of_site(summary):
+            raise UserError(
+                f"{folder}: what a site keeps, its model without scores; `fedc2i predict` and `export` read it"
+            )
         values = read_toml(folder / "config.toml")
         kind, name = _method(str(values["method"]), values.get("options", {}), summary)
         config = make(kind, {**values, "method": name})
@@ -79,6 +83,34 @@ def read_run(folder: Path | str) -> Result:
     if (folder / PREDICTIONS).is_file():
         result.predictions = _read_predictions(folder / PREDICTIONS, result)
     return result
+
+
+def is_of_site(summary: Mapping[str, Any]) -> bool:
+    """Whether it is of the folder in which a site keeps its own models of a run (`fedc2i.flower.site_models`)."""
+    return "classes" in summary and "data" not in summary
+
+
+def read_site_run(folder: Path) -> Result:
+    """What a site knows of a run: settings, classes and its own sizes, but no scores.
+
+    Raises:
+        UserError: if it is not such a folder.
+    """
+    try:
+        summary, values = read_summary(folder), read_toml(folder / "config.toml")
+        seed, sample = summary["seeds"][0], InputSpec.from_json(summary["input"])
+        _, by_client = _read_models(folder, seed, "trained")
+        wanted = str(values["method"])
+        about = {"method": wanted, "title": wanted, "headline": "trained"}  # of a user's own, which is not exported
+        kind, name = _method(wanted, values.get("options", {}), about)
+        config = replace(make(kind, {**values, "method": name, "seeds": [seed]}), data=SITES)
+        counts = {part: int(count) for part, count in summary.get("samples", {}).items()}  # the first version: none
+        clients, classes = blank_clients(tuple(by_client), sample), texts_of(summary["classes"])
+        federation = RemoteFederation(SITES, clients, classes, sizes=dict.fromkeys(by_client, counts))
+        method = kind(**config.options)
+    except DAMAGED as error:
+        raise UserError(f"{folder / SUMMARY}: cannot be read ({flaw(error)})") from None
+    return Result(method, replace(config, options=asdict(method)), federation, kind.title, kind.name)
 
 
 def read_model(folder: Path | str, client: str, seed: int = 0, point: Point = "trained") -> Params:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from fedc2i.runs.client_model import ClientModel
@@ -21,12 +23,12 @@ def write_card(own: ClientModel, file: str) -> str:
     result, config = own.result, own.result.config
     samples = result.federation.samples()[own.client]
     when = "after the last" if own.point == "trained" else "after the last exchange, before a next"
+    source = "This site" if own.is_of_site else config.data
     parts = [
         f"# {own.client}: {result.model} by {result.label}",
         f"The model of client **{own.client}** {when} local training, seed {own.seed}, exported as `{file}`.",
         "## Data",
-        f"{config.data}: {samples.get('train', 0):,} training, {samples.get('validation', 0):,} validation and "
-        f"{samples.get('test', 0):,} test samples of this client; {own.sample}. Classes, in the order of the outputs: "
+        f"{source}: {_counts(samples)}{own.sample}. Classes, in the order of the outputs: "
         f"{', '.join(result.federation.classes)}.",
         f"SHA-256 of this client's data: `{result.federation.checksums.get(own.client, 'not known here')}`.",
         "## Scores on this client's own test data",
@@ -46,7 +48,17 @@ def write_card(own: ClientModel, file: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _counts(samples: Mapping[str, int]) -> str:
+    """How many samples the client has, if that is known."""
+    if not samples:
+        return ""
+    train, validation, test = (samples.get(part, 0) for part in ("train", "validation", "test"))
+    return f"{train:,} training, {validation:,} validation and {test:,} test samples of this client; "
+
+
 def _scores(own: ClientModel) -> str:
+    if own.is_of_site:
+        return "Not known here: the run's scores are in the coordinator's run folder."
     last = own.result.last(own.seed).metrics[own.point][own.result.federation.names.index(own.client)]
     rows = [f"| {TITLES[name]} | {last[name]:.{digits(name)}f} |" for name in TITLES if name in last]
     return "\n".join(["| score | value |", "|---|---|", *rows])
