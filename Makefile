@@ -49,7 +49,7 @@ TRITON := $(VENV)/triton-3.7.1
 test-kernels: install-dev $(TRITON)
 	$(PARALLEL) TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/engine/test_gpu_layers.py
 
-$(TRITON): $(BIN)/python
+$(TRITON): | $(BIN)/python
 	@echo "Installing Triton (190 MB, Linux only) into $(TRITON) ..."
 	@rm -rf $@.new; $(PIP) install --quiet --no-deps --target $@.new triton==$(patsubst triton-%,%,$(notdir $@)) && mv $@.new $@
 

@@ -220,16 +220,23 @@ def test_other_pooling_is_left_to_torch(options: dict[str, Any], layers: Any, mo
 
 
 @needs_kernels
-@pytest.mark.parametrize("channels", [3, 64])
+@pytest.mark.parametrize(("channels", "extra"), [(3, 0), (3, 2), (64, 0), (64, 3)])
 @pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((2, 1), (1, 2))])
 def test_patches_have_the_bits_of_torch_s_copies(
-    channels: int, stride: tuple[int, int], dilation: tuple[int, int], layers: Any, monkeypatch: pytest.MonkeyPatch
+    channels: int,
+    extra: int,
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    layers: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    x, where = noise(3, channels, 9, 8), ((3, 2), stride, dilation, 0)
-    patches = _Patches.forward(x, *where)
+    x, where = noise(3, channels, 9, 8), ((3, 2), stride, dilation, extra)
+    both = [_Patches.forward(x, *where, one) for one in (True, False)]
+    patches = both[0]
     images = _Images.forward(patches, (channels, 9, 8), *where)
     monkeypatch.setattr(kernel_support, "layers_for", lambda x: None)
-    assert torch.equal(patches, _Patches.forward(x, *where))
+    for own, one in zip(both, (True, False), strict=True):
+        assert torch.equal(own, _Patches.forward(x, *where, one))
     assert torch.equal(images, _Images.forward(patches, (channels, 9, 8), *where))
 
 

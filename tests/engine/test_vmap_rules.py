@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.testing import assert_close
 
 from fedc2i.engine.executors.stacked import vmap_rules
+from fedc2i.engine.executors.stacked.patches import patches_of
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 
 SEEDS, CLIENTS = 2, 3
@@ -120,6 +121,24 @@ def test_images_of_one_pixel_or_one_line(side: tuple[int, int]) -> None:
         assert_close(F.conv2d(x, weight), torch.einsum("bchw,oc->bohw", x, weight[:, :, 0, 0]))
         pooled = x.mean((2, 3), keepdim=True)
         assert_close(F.conv2d(pooled, weight), torch.einsum("bchw,oc->bohw", pooled, weight[:, :, 0, 0]))
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_extra_numbers_of_patches_are_a_one_and_zeros_and_have_no_gradient(channels: int) -> None:
+    x = noise(2, channels, 5, 6, dtype=torch.float32).requires_grad_()
+    geometry = ((3, 2), (2, 1), (1, 2))
+    want, got = patches_of(x, *geometry), patches_of(x, *geometry, 3)
+    assert torch.equal(got[..., :-3], want)
+    assert got[..., -3:].unique(dim=0).flatten(0, 1).unique(dim=0).tolist() == [[1, 0, 0]]
+    slope = noise(*got.shape, seed=1, dtype=torch.float32).requires_grad_()
+    (mine,), (theirs,) = (
+        torch.autograd.grad((own * weight).sum(), x, create_graph=True)
+        for own, weight in ((got, slope), (want, slope[..., :-3]))
+    )
+    assert torch.equal(mine, theirs)
+    (again,) = torch.autograd.grad(mine.square().sum(), slope)
+    assert not again[..., -3:].any()
+    assert again[..., :-3].any()
 
 
 @pytest.mark.parametrize("channels", [3, 4])

@@ -26,7 +26,9 @@ class Layers(Protocol):
     def max_pool(self, x: Tensor, side: int) -> Tensor:
         """Of squares that do not overlap."""
 
-    def unfold(self, x: Tensor, positions: Pair, kernel: Pair, stride: Pair, dilation: Pair, more: int = 0) -> Tensor:
+    def unfold(
+        self, x: Tensor, positions: Pair, kernel: Pair, stride: Pair, dilation: Pair, extra: int, one: bool
+    ) -> Tensor:
         """Patches of images."""
 
     def fold(
@@ -37,7 +39,7 @@ class Layers(Protocol):
         kernel: Pair,
         stride: Pair,
         dilation: Pair,
-        more: int = 0,
+        extra: int,
     ) -> Tensor:
         """Images of patches, added up where they overlap."""
 

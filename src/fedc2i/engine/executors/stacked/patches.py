@@ -6,17 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.engine.executors.stacked import kernel_support
 from fedc2i.engine.executors.stacked.kernel_support import Pair
 
 
-def patches_of(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair, more: int = 0) -> Tensor:
-    """``(N, C, H, W)`` images to ``(N, L, k·k·C)`` patches, one for each of L positions of the kernel.
+def patches_of(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair, extra: int = 0) -> Tensor:
+    """``(N, C, H, W)`` images to ``(N, L, k·k·C + extra)`` patches, one for each of L positions of the kernel.
 
-    On a GPU they may have ``more`` numbers: a 1, and then 0.
+    The first of the ``extra`` numbers is 1, the others are 0.
     """
-    made: Tensor = _Patches.apply(x, kernel, stride, dilation, more)  # type: ignore[no-untyped-call]
+    made: Tensor = _Patches.apply(x, kernel, stride, dilation, extra, extra > 0)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -26,16 +27,16 @@ def positions(size: int, kernel: int, stride: int, dilation: int) -> int:
 
 
 class _Patches(torch.autograd.Function):
-    """See `patches_of`; with ``-more`` all further numbers are 0."""
+    """See `patches_of`; without ``one`` all extra numbers are 0."""
 
     @staticmethod
-    def forward(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair, more: int) -> Tensor:
+    def forward(x: Tensor, kernel: Pair, stride: Pair, dilation: Pair, extra: int, one: bool) -> Tensor:
         x = x.permute(0, 2, 3, 1).contiguous()  # channels last: a patch's row is one piece of memory
         count, height, width, channels = x.shape
         n, h, w, c = height * width * channels, width * channels, channels, 1  # x.stride() may differ for sides of 1
         rows, columns = (positions((height, width)[a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
         if (layers := kernel_support.layers_for(x)) is not None:
-            return layers.unfold(x, (rows, columns), kernel, stride, dilation, more)
+            return layers.unfold(x, (rows, columns), kernel, stride, dilation, extra, one)
         shape, strides = (
             (count, rows, columns, *kernel, channels),
             (n, h * stride[0], w * stride[1], h * dilation[0], w * dilation[1], c),
@@ -45,17 +46,23 @@ class _Patches(torch.autograd.Function):
         if x.dtype in (torch.float32, torch.bfloat16) and aligned:  # copied 16 bytes at a time: twice as fast
             words = x.view(-1).view(torch.complex128)
             windows = words.as_strided((*shape[:-1], channels // many), (*(step // many for step in strides[:-1]), 1))
-            return windows.reshape(count, rows * columns, size // many).view(x.dtype)
-        return x.as_strided(shape, strides).reshape(count, rows * columns, size)
+            patches = windows.reshape(count, rows * columns, size // many).view(x.dtype)
+        else:
+            patches = x.as_strided(shape, strides).reshape(count, rows * columns, size)
+        if not extra:
+            return patches
+        patches = F.pad(patches, (0, extra))
+        patches[..., size] = float(one)
+        return patches
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, *ctx.geometry = inputs
+        x, *ctx.geometry, _ = inputs
         ctx.size = tuple(x.shape[1:])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _Images.apply(gradient, ctx.size, *ctx.geometry), None, None, None, None  # type: ignore[no-untyped-call]
+        return _Images.apply(gradient, ctx.size, *ctx.geometry), *[None] * 5  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, *rest: Any) -> tuple[Tensor, int]:
@@ -63,7 +70,7 @@ class _Patches(torch.autograd.Function):
 
 
 class _Images(torch.autograd.Function):
-    """The other way: patches are added up where they overlap."""
+    """The other way: patches are added up where they overlap; of each the last ``extra`` numbers are ignored."""
 
     @staticmethod
     def forward(
@@ -72,13 +79,14 @@ class _Images(torch.autograd.Function):
         kernel: Pair,
         stride: Pair,
         dilation: Pair,
-        more: int,
+        extra: int,
     ) -> Tensor:
         channels, height, width = size
         rows, columns = (positions(size[1 + a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
         if (layers := kernel_support.layers_for(patches)) is not None:
-            where = (height, width, channels), (rows, columns), kernel, stride, dilation, abs(more)
+            where = (height, width, channels), (rows, columns), kernel, stride, dilation, extra
             return layers.fold(patches.contiguous(), *where).permute(0, 3, 1, 2)
+        patches = patches[..., : patches.shape[2] - extra]
         windows = patches.reshape(len(patches), rows, columns, *kernel, channels)
         x = patches.new_zeros(len(patches), height, width, channels)
         for i in range(kernel[0]):
@@ -90,11 +98,11 @@ class _Images(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *ctx.geometry, ctx.more = inputs[2:]
+        ctx.geometry = inputs[2:]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        found = _Patches.apply(gradient, *ctx.geometry, -abs(ctx.more))  # type: ignore[no-untyped-call]
+        found = _Patches.apply(gradient, *ctx.geometry, False)  # type: ignore[no-untyped-call]
         return found, *[None] * 5
 
     @staticmethod

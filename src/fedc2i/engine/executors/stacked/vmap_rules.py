@@ -96,11 +96,11 @@ def _convolve(
         return made.permute(0, 3, 1, 2)
     x = F.pad(input, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else input
     matrix = weight.permute(2, 3, 1, 0).flatten(0, 2)  # (k·k·C, O)
-    # Rows of a multiple of 4 numbers are read faster: what is missing is a column of 1 for the bias, then 0.
-    more = -len(matrix) % 4 if layers is not None and bias is not None else 0
-    patches = patches_of(x, kernel, stride, dilation, more).flatten(0, 1)
-    if more and bias is not None:
-        nothing = matrix.new_zeros(more - 1, matrix.shape[1])
+    # On a GPU rows of a multiple of 4 numbers are read faster: what is missing is a column of 1 for the bias, then 0.
+    extra = -len(matrix) % 4 if layers is not None and bias is not None else 0
+    patches = patches_of(x, kernel, stride, dilation, extra).flatten(0, 1)
+    if extra and bias is not None:
+        nothing = matrix.new_zeros(extra - 1, matrix.shape[1])
         matrix, bias = torch.cat([matrix, bias.to(precision)[None], nothing]), None
     if torch.is_grad_enabled():
         out = _product(patches, matrix)
