@@ -36,6 +36,17 @@ def test_a_heading_comes_after_the_runs_before_it(terminal: bool) -> None:
     assert shown.count("60.00 % before local training, 61.00 % after local training") >= 2
 
 
+def test_a_narrow_terminal_shows_the_round_and_both_scores() -> None:
+    result = made_up(blank_federation(("a", "b")), {0: [[50.0, 70.0]] * 12}, method=FedAvg())
+    file = io.StringIO()
+    with ProgressView(Console(file=file, force_terminal=True, width=80), 3) as view:
+        view.begin(result)
+        for report in result.rounds:
+            view.round(report)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+    assert re.search(r"\[1/3\] FedAvg ━{8} +12/12 .*60\.00 % before, 61\.00 % after", shown)
+
+
 @pytest.mark.parametrize(
     ("attack", "said"),
     [

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedc2i.engine.records import POINTS, Point, Round
-from fedc2i.report.table import WHEN, counted, metric_words
+from fedc2i.report.table import SHORT, WHEN, counted, metric_words
 from fedc2i.runs.plan import Observer
 from fedc2i.runs.results import Result
 
-WIDE = 120  # columns of a terminal that has room for the seeds, a long bar and the client count
+WIDE = 120  # columns of a terminal that has room for seeds, a long bar, the client count and scores in whole words
 
 
 class ProgressView:
@@ -94,7 +94,7 @@ class ProgressView:
         """A round of one seed ended."""
         assert self._task is not None
         self._last |= {report.seed: report} if report.metrics else {}
-        self._live.update(self._task, completed=report.round, accuracy=self._accuracy())
+        self._live.update(self._task, completed=report.round, accuracy=self._accuracy(self._is_wide))
         first = [name for name in report.refused if not self._refused[report.seed, name]]
         self._refused.update((report.seed, name) for name in report.refused)
         for name in first if self._names_refused else ():
@@ -116,10 +116,13 @@ class ProgressView:
             self._console.print(ended)
         self.say(line)
 
-    def _accuracy(self) -> str:
+    def _accuracy(self, in_whole_words: bool = True) -> str:
         last = self._last.values()
         means = {point: fmean(report.mean(point, self._metric) for report in last) for point in POINTS} if last else {}
-        return score_line(means, self._metric)
+        if in_whole_words:
+            return score_line(means, self._metric)
+        words = metric_words(self._metric)
+        return ", ".join(f"{mean:.{words.digits}f}{words.unit} {SHORT[point]}" for point, mean in means.items())
 
     def _close(self) -> None:
         if self._task is None or not self._last:
@@ -128,11 +131,11 @@ class ProgressView:
         rejected: Counter[str] = Counter()  # over all seeds
         for (_, name), count in self._refused.items():
             rejected[name] += count
-        scores = self._accuracy() + rejected_uploads(rejected)
-        self._live.update(self._task, clients="", total=last, accuracy=scores)
+        end = rejected_uploads(rejected)
+        self._live.update(self._task, clients="", total=last, accuracy=self._accuracy(self._is_wide) + end)
         if self._live.disable:
             seconds = time.perf_counter() - self._began
-            self.say(f"{self._label}: {counted(last, 'round')} in {seconds:.1f} s, {scores}")
+            self.say(f"{self._label}: {counted(last, 'round')} in {seconds:.1f} s, {self._accuracy()}{end}")
         self._task = None
 
 
