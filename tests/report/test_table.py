@@ -165,6 +165,18 @@ def test_csv_of_one_seed_has_no_columns_for_deviations() -> None:
     assert [[float(cell) for cell in row[2:]] for row in rows] == [[50, 60, 55, 50], [51, 61, 56, 51], third]
 
 
+@pytest.mark.parametrize(("width", "whole"), [(67, True), (66, False)])
+def test_headings_are_whole_words_where_there_is_room(width: int, whole: bool) -> None:
+    names = ("Hungary", "Switzerland")
+    table = comparison_table([made_up(blank_federation(names), {0: [[50, 60]], 1: [[51, 61]]})])
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table.to_rich(width))
+    assert isinstance(console.file, io.StringIO)
+    head = console.file.getvalue().partition("───")[0]
+    assert "Hungary" in head
+    assert ("Switzerland" in head) == whole
+
+
 def test_names_cannot_speak_to_the_terminal() -> None:
     """Neither in the title nor in columns, cells and notes."""
     evil = "\x1b[2J\x07a\nb"

@@ -81,6 +81,11 @@ class Table:
             room = width - 1 - sum(widths[k] + 2 for k in columns if k not in clients)
             kept = [k for n, k in enumerate(clients) if sum(widths[j] + 2 for j in clients[: n + 1]) <= room]
             columns = [k for k in columns if k in kept or k not in clients]
+            spare = width - 1 - sum(widths[k] + 2 for k in columns)
+            missing = {k: max(map(len, self.header[k].split()), default=0) - widths[k] for k in columns}
+            for k in sorted(columns, key=missing.__getitem__):  # whole words in as many headings as possible
+                if 0 < missing[k] <= spare:
+                    widths[k], spare = widths[k] + missing[k], spare - missing[k]
             if len(kept) < len(clients):
                 notes.insert(0, f"{len(kept)} of {len(clients)} clients fit here; the run folder has them all.")
         table = RichTable(
