@@ -125,7 +125,7 @@ def test_the_glance_says_of_the_first_name_how_often_it_is_first() -> None:
 
 def test_methods_without_influence_say_so() -> None:
     page = read([made_up(ABC, {0: [[1, 2, 3]]}, method=FedAvg()), made_up(ABC, {0: [[4, 5, 6]]}, influence=SEEN)])
-    assert "FedAvg measures no influence of clients on each other." in page.text
+    assert "No influence of clients on each other is measured by FedAvg." in page.text
     assert "least c with a: λ 0.10" in page.text
     assert "Side by side" in page.text
 
