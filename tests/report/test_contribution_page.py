@@ -21,7 +21,7 @@ from fedc2i.methods.local import Local
 from fedc2i.report.contribution_report import headline, member_sentence, print_contribution, reachable, sentences
 from fedc2i.report.html import page
 from fedc2i.report.html.contribution import contribution_view
-from fedc2i.report.html.members import MOST_METHODS, all_chance_warnings, chance_warnings, members
+from fedc2i.report.html.members import MOST_METHODS, chance_warnings, members
 from fedc2i.report.plots import plot_influence
 from support.helpers import blank_federation, made_up
 
@@ -227,9 +227,12 @@ def test_near_guessing_is_a_warning_of_every_method_of_a_comparison() -> None:
     federation = blank_federation(NAMES)
     bad = [made_up(federation, {0: [[33.0, 60.0, 60.0]]}, lift=0.0, method=own) for own in (FedAvg(), Local())]
     good = made_up(federation, {0: [[50.0, 60.0, 60.0]]})
-    said = all_chance_warnings([bad[0], good, bad[1]])
+    said = chance_warnings([bad[0], good, bad[1]])
     assert [text.partition(":")[0] for text in said] == ["FedAvg", "Local"]
-    assert all_chance_warnings([bad[0]] * 6)[MOST_METHODS:] == ("The same holds for 2 other methods.",)
+    assert chance_warnings([bad[0]] * 6) == (
+        "FedAvg, FedAvg, FedAvg, FedAvg, 2 other methods: no better than guessing (before local training) at north "
+        "(most frequent class 33.3 %).",
+    )
     text = page.make([bad[0], good, bad[1]])
     assert text.count('<ul class="warning">') == 1
     assert text.count("<li>FedAvg: no better") == text.count("<li>Local: no better") == 1
@@ -238,9 +241,9 @@ def test_near_guessing_is_a_warning_of_every_method_of_a_comparison() -> None:
 
 def test_a_score_near_guessing_is_a_warning() -> None:
     result = made_up(blank_federation(NAMES), {0: [[33.0, 60.0, 60.0]]}, lift=0.0)
-    (said,) = chance_warnings(result)
+    (said,) = chance_warnings([result])
     assert "no better than guessing (after local training) at north (33.0 %, most frequent class 33.3 %)" in said
-    assert chance_warnings(made_up(blank_federation(NAMES), {0: [[50.0, 60.0, 60.0]]})) == []
+    assert chance_warnings([made_up(blank_federation(NAMES), {0: [[50.0, 60.0, 60.0]]})]) == ()
 
 
 def test_heat_maps_of_all_rounds_have_one_scale() -> None:

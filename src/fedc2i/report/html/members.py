@@ -188,30 +188,44 @@ def _warnings(rows: Sequence[Member], point: Point) -> tuple[str, ...]:
     return (f"Worse than training alone ({WHEN[point]}), {'; '.join(said)}.",) if said else ()
 
 
-def all_chance_warnings(results: Sequence[Result]) -> tuple[str, ...]:
-    """Of every method that is shown; of very many methods only their number."""
-    found = [text for one in results for text in chance_warnings(one)]
-    more = len(found) - MOST_METHODS
-    rest = [f"The same holds for {counted(more, 'other method')}."] if more > 0 else []
-    return (*found[:MOST_METHODS], *rest)
+def chance_warnings(results: Sequence[Result]) -> tuple[str, ...]:
+    """Clients whose score says no more than guessing would; methods with the same clients share a sentence."""
+    found: dict[tuple[str, tuple[str, ...]], list[tuple[Result, list[float]]]] = {}
+    for one in results:
+        near = _near_guessing(one)
+        if near:
+            found.setdefault((WHEN[one.method.headline], tuple(near)), []).append((one, list(near.values())))
+    said = []
+    for (when, names), own in found.items():
+        labels = [one.label for one, _ in own[:MOST_METHODS]]
+        more = len(own) - MOST_METHODS
+        labels += [counted(more, "other method")] if more > 0 else []
+        values = [f"{value:.1f} %" for value in own[0][1]] if len(own) == 1 else [""] * len(names)  # the table has them
+        clients = [_guessing(own[0][0], name, value) for name, value in zip(names, values, strict=True)]
+        said.append(f"{listed(labels)}: no better than guessing ({when}) at {listed(clients)}.")
+    return tuple(said)
 
 
-def chance_warnings(result: Result) -> list[str]:
-    """Clients whose score says no more than guessing would."""
-    metric, names = result.config.metric, result.federation.names
-    values = finite_mean(result.accuracy(result.method.headline, metric))
+def _guessing(result: Result, name: str, value: str) -> str:
+    """``north (33.0 %, most frequent class 33.3 %)``, or what of it there is to say."""
+    guess = f"most frequent class {result.majority[name]:.1f} %" if result.config.metric == "accuracy" else ""
+    words = ", ".join(filter(None, (value, guess)))
+    return f"{name} ({words})" if words else name
+
+
+def _near_guessing(result: Result) -> dict[str, float]:
+    """The scores of such clients, by name."""
+    metric = result.config.metric
+    values = finite_mean(result.accuracy(result.method.headline, metric)).tolist()
+    scores = dict(zip(result.federation.names, values, strict=True))
     if metric == "accuracy":
         guess = result.majority
-        near = [
-            f"{name} ({value:.1f} %, most frequent class {guess[name]:.1f} %)"
-            for name, value in zip(names, values.tolist(), strict=True)
+        return {
+            name: value
+            for name, value in scores.items()
             if name in guess and not math.isnan(value) and value < guess[name] + CLOSE and guess[name] < 100
-        ]
-    else:
-        limit = NEAR.get(metric, -np.inf)
-        if metric == "balanced_accuracy":
-            limit = 100 / len(result.federation.classes) + NEAR["auroc"] - 50
-        near = [f"{name} ({value:.1f} %)" for name, value in zip(names, values.tolist(), strict=True) if value < limit]
-    if not near:
-        return []
-    return [f"{result.label}: no better than guessing ({WHEN[result.method.headline]}) at {listed(near)}."]
+        }
+    limit = NEAR.get(metric, -np.inf)
+    if metric == "balanced_accuracy":
+        limit = 100 / len(result.federation.classes) + NEAR["auroc"] - 50
+    return {name: value for name, value in scores.items() if value < limit}
