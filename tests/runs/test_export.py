@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -94,7 +97,14 @@ def test_the_card_says_where_the_model_comes_from(run: Path, tmp_path: Path) -> 
     first = result.federation.names[int(weights.argmax())]
     assert f"last start: {first} {100 * weights.max():.1f} %" in card
     assert result.federation.checksums["b"] in card
-    for text in ("outputs: 0, 1, 2.", "train=lora:2", "3 training", 'train = "lora:2"', "## Limits"):
+    for text in (
+        "outputs: 0, 1, 2.",
+        "train=lora:2",
+        "3 training",
+        'train = "lora:2"',
+        "## Limits",
+        "net = LeNet((6, 16)",
+    ):
         assert text in card
 
 
@@ -123,6 +133,92 @@ def test_the_snippet_of_a_pretrained_network_runs(tmp_path: Path, monkeypatch: p
     assert found["file"].tolist() == [str(tmp_path / "new.png")]
     expected = own.logits(x[:1]).softmax(1)[0].detach().numpy()
     assert np.allclose(found.iloc[0, 2:].to_numpy(float), expected, atol=1e-5)
+
+
+def code_of(card: Path) -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", card.read_text(encoding="utf-8"), re.DOTALL)
+    return str(code)
+
+
+@pytest.mark.parametrize(
+    ("model", "suffix"), [*((name, ".safetensors") for name in networks.NAMES), ("cnn1d", ".pt2"), ("lenet5", ".pt2")]
+)
+def test_the_snippet_of_every_built_in_network_runs(
+    model: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = blank_federation("ab")
+    if model == "cnn1d":
+        x, y = np.random.default_rng(0).normal(size=(4, 2, 19)).astype(np.float32), np.arange(4) % 3
+        data = fedc2i.from_arrays(dict.fromkeys("ab", (x, y, x, y)))
+    fedc2i.run("local", data, model=model, rounds=1, epochs=1, out=tmp_path / "run")
+    export(tmp_path / "run", "b", tmp_path / f"model{suffix}")
+    own = read_client(tmp_path / "run", "b")
+    x = own.sample.noise(3)
+    monkeypatch.chdir(tmp_path)
+    names = {"x": x}
+    with torch.no_grad():
+        exec(code_of(tmp_path / "model.md"), names)
+        assert_close(names["logits"], own.logits(x))
+
+
+ROWS = [
+    {"age": 71.5, "sex": "f", "smoker": True, "dose": 4},
+    {"age": 38, "sex": "m", "smoker": False, "dose": None},
+    {"age": None, "sex": "x", "smoker": True, "dose": 7.25},  # a category that nobody has
+    {"age": 55, "sex": None, "smoker": False, "dose": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Columns of all kinds; one lacks values, and one is the same in all rows of the north."""
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("table")
+    table = pandas.DataFrame({"age": rng.normal(60, 10, 60).round(1), "sex": rng.choice(["f", "m"], 60)})
+    table["smoker"], table["dose"] = rng.random(60) < 0.5, rng.normal(5, 2, 60).round(2)
+    table["site"], table["ill"] = ["north", "south"] * 30, np.where(table.age > 60, "yes", "no")
+    table.loc[::7, "age"], table.loc[table.site == "north", "dose"] = np.nan, 3.0
+    settings = {"target": "ill", "clients": "site", "rounds": 1, "batch_size": 8}
+    table.to_csv(folder / "patients.csv", index=False)
+    fedc2i.run("fedavg", f"table:{folder}/patients.csv", out=folder / "run", **settings)  # type: ignore[arg-type]
+    return folder / "run"
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt2"])
+@pytest.mark.parametrize("client", ["north", "south"])
+def test_the_card_of_a_table_is_enough_to_predict(
+    table_run: Path, client: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(table_run, client, tmp_path / f"model{suffix}")
+    code = code_of(tmp_path / "model.md")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"rows": ROWS}
+    with torch.no_grad():
+        exec(code, names)
+    found = names["logits"].softmax(1).numpy()
+    expected = fedc2i.predict(table_run, client, pandas.DataFrame(ROWS))[["p(no)", "p(yes)"]].to_numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert suffix == ".safetensors" or "fedc2i" not in code
+    (tmp_path / "model.md").unlink()
+    with pytest.raises(UserError, match=r"model\.json: exists already"):
+        export(table_run, client, tmp_path / ("model.pt2" if suffix == ".safetensors" else "model.safetensors"))
+
+
+def test_the_card_of_a_table_names_its_inputs_in_order(table_run: Path, tmp_path: Path) -> None:
+    export(table_run, "north", tmp_path / "model.pt2")
+    card = (tmp_path / "model.md").read_text(encoding="utf-8")
+    inputs = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))["inputs"]
+    assert inputs == ["age", "age is missing", "sex=f", "sex=m", "smoker", "dose"]
+    assert [line.split(" | ")[1] for line in card.splitlines() if re.match(r"\| \d+ \|", line)] == inputs
+    mean, sd = (
+        json.loads((table_run / "encoding.json").read_text())["clients"]["north"][own][0] for own in ("mean", "sd")
+    )
+    for text in (
+        f"| 0 | age | (value - {mean:.9g}) / {sd:.9g}; 0 if it is missing |",
+        "| 3 | sex=m | 1 if it is m, else 0 |",
+        "| 4 | smoker | 1 if true, 0 if false |",
+        "| 5 | dose | 0: it does not vary in the training rows |",
+    ):
+        assert text in card
 
 
 @pytest.mark.parametrize(

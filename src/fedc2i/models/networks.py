@@ -22,6 +22,7 @@ _LENETS = {  # convolution channels, hidden units, BatchNorm
 }
 AXES = {"logistic": (1, 2, 3), "mlp": (1, 2, 3), "cnn1d": (2,), **dict.fromkeys(_LENETS, (3,))}  # of a sample
 NAMES = tuple(AXES)
+HIDDEN = (64, 32)  # units of mlp
 PRETRAINED, TIMM = ("efficientnet-lite0",), "timm:"  # see `fedc2i.models.backbones`
 SHORTEST_SIGNAL, SMALLEST_IMAGE = 16, 16
 _KINDS = {1: "features (d,)", 2: "signals (channels, time)", 3: "images (channels, height, width)"}
@@ -114,7 +115,7 @@ def build(name: str, classes: int, sample: InputSpec) -> Model:
         raise UserError(f"model '{name}' reads {wanted}, the data has {sample}; allowed are {suitable}")
     make: Callable[[], nn.Module]
     if name in ("logistic", "mlp"):
-        make, head = lambda: perceptron(math.prod(shape), classes, (64, 32) if name == "mlp" else ()), "head"
+        make, head = lambda: perceptron(math.prod(shape), classes, HIDDEN if name == "mlp" else ()), "head"
     elif name == "cnn1d":
         if shape[1] < SHORTEST_SIGNAL:
             raise UserError(f"model 'cnn1d' needs signals of at least {SHORTEST_SIGNAL} time steps, got {shape[1]}")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedc2i.core.errors import UserError, nearest, one_line
+from fedc2i.core.errors import UserError, flaw, nearest, one_line
 from fedc2i.core.files import read_json
 from fedc2i.core.params import Params
+from fedc2i.data.encoder import Encoder
 from fedc2i.data.federation import InputSpec
+from fedc2i.data.table import ENCODING
 from fedc2i.engine.records import Point
 from fedc2i.methods.base import Method, Site
 from fedc2i.models.model import Model
@@ -33,6 +37,7 @@ class ClientModel:
     params: Params
     sample: InputSpec
     result: Result
+    encoder: Encoder | None = None  # of a table's rows
 
     def logits(self, x: Tensor) -> Tensor:
         """What the method predicts."""
@@ -77,7 +82,29 @@ def read_client(
         result = replace(result, model_name=built.name)
     chosen = config.seeds[0] if seed is None else seed
     params = read_model(folder, client, chosen, point)
-    return ClientModel(client, chosen, point, result.method, built, params, sample, result)
+    has_rows = (folder / ENCODING).is_file()
+    encoder = read_encoder(folder, client, {"clients": list(result.federation.names)}) if has_rows else None
+    return ClientModel(client, chosen, point, result.method, built, params, sample, result, encoder)
+
+
+def read_encoder(folder: Path, client: str, summary: Mapping[str, Any]) -> Encoder:
+    """How the client's rows were encoded.
+
+    Raises:
+        UserError: if the folder has no such client.
+    """
+    try:
+        encoders = read_json(folder / ENCODING)["clients"]
+        # A partition splits a client after its rows were encoded; a site has its own encoder only.
+        named = summary.get("clients", list(encoders))
+        by_client = {name: encoders.get(name) or encoders.get(name.rpartition("/")[0]) for name in named}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{folder / ENCODING}: cannot be read ({flaw(error)})") from None
+    names = [name for name, own in by_client.items() if own]
+    if client not in names:
+        hint = nearest(client, names)
+        raise UserError(f"{folder}: no client '{one_line(client)}'{hint}, allowed are {', '.join(names)}")
+    return Encoder.from_json(by_client[client])
 
 
 def _is_of_site(folder: Path) -> bool:

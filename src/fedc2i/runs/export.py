@@ -3,7 +3,7 @@
 ``model.safetensors`` holds the network under its own names, adapters merged and constants included: it loads into the
 network wherever that comes from, and is a start for another run (``--weights``). ``model.pt2`` is what the method
 predicts with, from images or encoded rows to logits, and loads with ``torch.export.load``. Beside either lies the
-card, ``model.md``.
+card, ``model.md``, and of a table ``model.json``: how this client's rows become inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedc2i.core.errors import UserError, one_line
-from fedc2i.core.files import write_atomically
+from fedc2i.core.files import to_json, write_atomically
+from fedc2i.data.encoder import Encoder
 from fedc2i.engine.records import Point
 from fedc2i.models.model import Model
 from fedc2i.runs.client_model import ClientModel, read_client
@@ -70,17 +71,34 @@ def export(
         UserError: if there is no such model, or a file exists already.
     """
     folder, out = Path(folder), Path(out)
-    card = out.with_suffix(".md")
+    card, encoding = out.with_suffix(".md"), out.with_suffix(".json")
     if out.suffix not in SUFFIXES:
         raise UserError(f"{out}: allowed are files ending in {' or '.join(SUFFIXES)}")
-    for path in (out, card):
-        if path.exists():
-            raise UserError(f"{path}: exists already; choose another --out or remove it")
+    _refuse_existing(out, card)
     own = read_client(folder, client, seed, point, model)
+    if own.encoder is not None:
+        _refuse_existing(encoding)
     content = _program(own) if out.suffix == ".pt2" else _tensors(own)
     write_atomically(out, content)
+    if own.encoder is not None:
+        write_atomically(encoding, to_json(_columns(own.encoder)).encode())
     write_atomically(card, write_card(own, out.name).encode())
     return card
+
+
+def _refuse_existing(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise UserError(f"{path}: exists already; choose another --out or remove it")
+
+
+def _columns(encoder: Encoder) -> dict[str, Any]:
+    """How a row becomes inputs, column by column, and the inputs' names in order."""
+    each = zip(encoder.schema.to_json(), encoder.mean, encoder.sd, strict=True)
+    return {
+        "columns": [{**column, "mean": mean, "sd": sd} for column, mean, sd in each],
+        "inputs": list(encoder.schema.inputs),
+    }
 
 
 def _tensors(own: ClientModel) -> bytes:

@@ -6,16 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedc2i.runs.card_code import inputs_of, snippet
 from fedc2i.runs.client_model import ClientModel
 from fedc2i.training.metrics import TITLES, digits
 
 MOST_NAMED = 5
-_NETWORKS = {
-    "efficientnet-lite0": (
-        "from efficientnet_lite_pytorch import EfficientNet",
-        'net = EfficientNet.from_name("efficientnet-lite0", num_classes={classes})',
-    )
-}
 
 
 def write_card(own: ClientModel, file: str) -> str:
@@ -38,8 +33,9 @@ def write_card(own: ClientModel, file: str) -> str:
         f"Method {result.key}, train={config.train}, {config.rounds} rounds of {config.epochs} epochs, "
         f"{config.optimizer}, lr {config.lr:g}, batches of {config.batch_size}. All others:",
         f"```toml\n{config.to_toml().strip()}\n```",
+        *inputs_of(own, file),
         "## Loading",
-        f"```python\n{_snippet(own, file)}\n```",
+        f"```python\n{snippet(own, file)}\n```",
         "## Limits",
         "The scores are of one client's test data and hold for data of the same kind. The model was trained by a "
         "federation: other clients' data shaped it, and are not in it as such. No guarantee of privacy follows from "
@@ -79,37 +75,4 @@ def _weights(own: ClientModel) -> list[str]:
         "## Who weighs most",
         f"Weights {'Λ (means over classes)' if only_head else 'λ'} of the clients' models in this client's last start: "
         f"{listed}.",
-    ]
-
-
-def _snippet(own: ClientModel, file: str) -> str:
-    if file.endswith(".pt2"):
-        what = "uint8 images" if own.sample.is_image else "float32, encoded and scaled as in the run"
-        shape = ", ".join(map(str, own.sample.shape))
-        return (
-            f'import torch\n\nmodel = torch.export.load("{file}").module()\nlogits = model(x)  # x: {what} (N, {shape})'
-        )
-    name, classes = own.result.model, len(own.result.federation.classes)
-    if name.startswith("timm:"):
-        short = name.removeprefix("timm:")
-        lines = ("import timm", f'net = timm.create_model("{short}", num_classes={classes})')
-    else:
-        lines = _NETWORKS.get(name, ("", f"net = ...  # the module of {name}"))
-    loading = 'net.load_state_dict(load_file("%s"))' % file  # noqa: UP031
-    first = ["import torch", *filter(None, [lines[0]]), "from safetensors.torch import load_file"]
-    return "\n".join([*first, "", lines[1].format(classes=classes), loading, "net.eval()", *_reading(own)])
-
-
-def _reading(own: ClientModel) -> list[str]:
-    """How the network reads images."""
-    module = own.model.module_with(own.params)
-    how = getattr(module, "preprocessing", None)
-    if how is None:
-        return ["x = x.float() / 127.5 - 1  # uint8 images"] * own.sample.is_image
-    mean, sd = ([round(value, 6) for value in values] for values in (how.mean, how.sd))
-    options = f'({how.size}, {how.size}), mode="{how.interpolation}", antialias=True'
-    return [
-        f"x = torch.nn.functional.interpolate(x.float() / 255, {options})",
-        f"mean, sd = torch.tensor({mean}).view(3, 1, 1), torch.tensor({sd}).view(3, 1, 1)",
-        "logits = net((x - mean) / sd)  # x: uint8 images (N, 3, H, W)",
     ]

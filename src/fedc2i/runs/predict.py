@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedc2i.core.errors import UserError, nearest, one_line
+from fedc2i.core.errors import UserError
 from fedc2i.core.files import is_plugin, read_json, refuse_code
 from fedc2i.data.encoder import Encoder
 from fedc2i.data.federation import InputSpec
@@ -17,6 +17,7 @@ from fedc2i.data.table import ENCODING
 from fedc2i.data.table_reader import read
 from fedc2i.engine.records import Point
 from fedc2i.methods.base import Method, Site, find_method
+from fedc2i.runs.client_model import read_encoder
 from fedc2i.runs.finished_run import read_model, require_models
 from fedc2i.runs.folder import SUMMARY
 from fedc2i.runs.plan import build_model, parse_method
@@ -67,7 +68,7 @@ def predict(
     require_models(folder)
     summary = read_json(folder / SUMMARY)
     if (folder / ENCODING).is_file():
-        x, index = _rows(_encoder(folder, client, summary), rows)
+        x, index = _rows(read_encoder(folder, client, summary), rows)
         first: dict[str, list[str]] = {}
     else:
         x, files = _images(folder, summary, rows)
@@ -89,19 +90,6 @@ def predict(
     with torch.no_grad():
         pieces = [used.predict(params, piece, site).softmax(1) for piece in torch.split(x, AT_ONCE)]
     return _table(classes, torch.cat(pieces), index, first)
-
-
-def _encoder(folder: Path, client: str, summary: Any) -> Encoder:
-    """How the client's rows were encoded."""
-    encoders = read_json(folder / ENCODING)["clients"]
-    # A partition splits a client after its rows were encoded; a site has its own encoder only.
-    named = summary.get("clients", list(encoders))
-    by_client = {name: encoders.get(name) or encoders.get(name.rpartition("/")[0]) for name in named}
-    names = [name for name, own in by_client.items() if own]
-    if client not in names:
-        hint = nearest(client, names)
-        raise UserError(f"{folder}: no client '{one_line(client)}'{hint}, allowed are {', '.join(names)}")
-    return Encoder.from_json(by_client[client])
 
 
 def _rows(encoder: Encoder, rows: Any) -> tuple[Tensor, Any]:
