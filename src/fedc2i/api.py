@@ -16,7 +16,7 @@ from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 from fedc2i.report import comparison, figures
 from fedc2i.runs import driver, interrupted_run
-from fedc2i.runs.folder import new_folder, slug
+from fedc2i.runs.folder import new_folder, slug, started
 from fedc2i.runs.interrupted_run import Resumption, write_plan
 from fedc2i.runs.plan import Observer, Plan, prepare
 from fedc2i.runs.results import Comparison, Result
@@ -50,7 +50,8 @@ def run(
     """
     (plan,) = prepare([method], settings, data, model)
     folder = None if out is None else new_folder(Path(out))
-    return execute(plan, folder, observer)
+    with started(folder):
+        return execute(plan, folder, observer)
 
 
 def compare(
@@ -69,7 +70,8 @@ def compare(
     """
     plans = prepare(wanted, settings, data, model)
     folder = None if out is None else new_folder(Path(out))
-    return Comparison(execute_all(plans, folder, observer))
+    with started(folder):
+        return Comparison(execute_all(plans, folder, observer))
 
 
 def resume(

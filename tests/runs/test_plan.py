@@ -302,10 +302,10 @@ def test_functions_in_a_file_that_make_no_model(federation: Federation, plugin: 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("def broken(:", r"own\.py: SyntaxError"),
-        ("import no_such_package", r"own\.py: ModuleNotFoundError: No module named 'no_such_package'"),
-        ("1 / 0", r"own\.py: ZeroDivisionError: division by zero"),
-        ("import sys; sys.exit('usage: own.py FILE')", r"own\.py: SystemExit: usage"),
+        ("def broken(:", r"own\.py:1: SyntaxError"),
+        ("import no_such_package", r"own\.py:1: ModuleNotFoundError: No module named 'no_such_package'"),
+        ("1 / 0", r"own\.py:1: ZeroDivisionError: division by zero"),
+        ("import sys; sys.exit('usage: own.py FILE')", r"own\.py:1: SystemExit: usage"),
         (None, r"own\.py: no such file"),
     ],
 )

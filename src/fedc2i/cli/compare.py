@@ -28,13 +28,13 @@ def compare(
     METHOD is a name that `fedc2i methods` lists, with or without options (fedc2i:gamma=2), or FILE.py:CLASS.
     """
     from fedc2i import api
-    from fedc2i.runs.folder import new_folder
+    from fedc2i.runs.folder import new_folder, started
 
     values = shared.values_of(settings, set_, config_file)
     trackers = shared.trackers_of(track)
     plans = shared.plans_of(methods, values, config_file)
     folder = new_folder(out, f"compare-{shared.short_name(plans[0].config.data)}")
     shared.announce(plans[0], folder)
-    with shared.watched(folder, len(plans), trackers, plans[0].config.engine) as observer:
+    with shared.watched(folder, len(plans), trackers, plans[0].config.engine) as observer, started(folder):
         results = api.execute_all(plans, folder, observer)
     shared.show(results, folder, json)

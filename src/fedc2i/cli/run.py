@@ -31,13 +31,13 @@ def run(
     from fedc2i.core.files import locked
     from fedc2i.report.figures import draw_run
     from fedc2i.runs.driver import execute
-    from fedc2i.runs.folder import new_folder, slug
+    from fedc2i.runs.folder import new_folder, slug, started
 
     values = shared.values_of(settings, set_, config_file)
     trackers = shared.trackers_of(track)
     (plan,) = shared.plans_of([method or values.get("method", "fedc2i")], values, config_file)
     folder = new_folder(out, f"{slug(plan.key)}-{shared.short_name(plan.config.data)}")
     shared.announce(plan, folder)
-    with shared.watched(folder, 1, trackers, plan.config.engine) as observer, locked(folder):
+    with shared.watched(folder, 1, trackers, plan.config.engine) as observer, started(folder), locked(folder):
         result = execute(plan, folder, observer, draw_run)
     shared.show([result], folder, json)

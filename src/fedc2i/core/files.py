@@ -228,6 +228,25 @@ def plugin_checksums(method: str, model: str | None) -> dict[str, str]:
     return {what: hashlib.sha256(path.read_bytes()).hexdigest() for what, path in files.items() if path.is_file()}
 
 
+@contextmanager
+def own_code(*names: str) -> Iterator[None]:
+    """Where names such as ``FILE.py:NAME`` are executed: an error says where in the file it came up.
+
+    Raises:
+        UserError: in place of any other exception, if one of the names means a Python file.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if not (files := [plugin_file(name) for name in names if is_plugin(name)]):
+            raise
+        from fedc2i.core.plugin_errors import located
+
+        raise UserError(located(error, files)) from error
+
+
 def load_plugin(name: str, fits: Callable[[Any], bool]) -> tuple[Any, ModuleType]:
     """The object called NAME in FILE.py, and the module that the file is; it is executed, as with ``python FILE.py``.
 
@@ -259,7 +278,9 @@ def load_plugin(name: str, fits: Callable[[Any], bool]) -> tuple[Any, ModuleType
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # SystemExit: a script that parses its own arguments
-        raise UserError(f"{file}: {type(error).__name__}: {one_line(error)}") from error
+        from fedc2i.core.plugin_errors import located
+
+        raise UserError(located(error, [file])) from error
     if not hasattr(module, attribute):
         defined = {found: own for found, own in vars(module).items() if getattr(own, "__module__", "") == spec.name}
         fitting = sorted(found for found, own in defined.items() if not found.startswith("_") and fits(own))

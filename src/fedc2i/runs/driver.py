@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedc2i.core.files import write_atomically
+from fedc2i.core.files import own_code, write_atomically
 from fedc2i.core.seeding import repeatable
 from fedc2i.engine import checkpoint
 from fedc2i.engine.checkpoint import Checkpoint, OnState, ResumePoint, State, state_size
@@ -62,8 +62,9 @@ def execute(
     draw: Draw = lambda result, folder: None,
 ) -> Result:
     """Runs every seed; with a folder, writes the run into it, and resumes the run that was interrupted there."""
-    result = compute(plan, observer) if folder is None else advance(plan, folder, observer)
-    result.predictions = test_predictions(plan, result.outcomes)
+    with own_code(plan.config.method, plan.config.model):
+        result = compute(plan, observer) if folder is None else advance(plan, folder, observer)
+        result.predictions = test_predictions(plan, result.outcomes)
     if folder is None:
         return result
     draw(result, folder)

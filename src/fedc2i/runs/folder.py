@@ -26,8 +26,10 @@ import io
 import json
 import os
 import re
+import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -84,6 +86,17 @@ def new_folder(out: Path | None, stem: str = "run") -> Path:
                 return folder
             except FileExistsError:  # taken, perhaps this very moment by a run beside this one
                 number += 1
+
+
+@contextmanager
+def started(folder: Path | None) -> Iterator[None]:
+    """Around a new run or comparison: removes its folder after an error before any round was finished."""
+    try:
+        yield
+    except Exception:
+        if folder is not None and not any(file.stat().st_size for file in folder.rglob("metrics.jsonl")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 class RunFolder:

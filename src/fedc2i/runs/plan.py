@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import cloudpickle
 
 from fedc2i.core.errors import UserError, how_to_install, nearest, one_line
-from fedc2i.core.files import is_plugin, load_plugin, plugin_checksums
+from fedc2i.core.files import is_plugin, load_plugin, own_code, plugin_checksums
 from fedc2i.core.options import convert, names, options_of
 from fedc2i.data import sources
 from fedc2i.data.federation import Federation, InputSpec
@@ -163,7 +163,8 @@ def prepare(
     for kind, name, own in parsed:
         allowed = {*run_settings(), *options_of(kind)}
         config = make(kind, {**{key: value for key, value in values.items() if key in allowed}, **own, "method": name})
-        drafts.append((kind(**config.options), config))
+        with own_code(name):
+            drafts.append((kind(**config.options), config))
 
     if not isinstance(data, Federation) and not isinstance(model, Model):
         drafts = [(method, _with_image_size(draft)) for method, draft in drafts]
@@ -171,8 +172,9 @@ def prepare(
     federation = data if isinstance(data, Federation) else load_data(first)
     fitted = first.with_preset(federation, values)
     built = build_model(fitted, federation.classes, federation.input, model if isinstance(model, Model) else None)
-    for method, _ in drafts:
-        check(method, built, federation, fitted)
+    for method, draft in drafts:
+        with own_code(draft.method, fitted.model):
+            check(method, built, federation, fitted)
     fitted.torch_device()
 
     plans = []
