@@ -37,6 +37,14 @@ SLIPS = {
     "options": (CHECKED, rf"own\.py:{FIRST + 1}, __post_init__: AttributeError: 'Own' object has no attribute"),
 }
 SILENT = {
+    "spelling of a hook": (
+        OWN + "    def personalize(self, own, batch, site):\n        return own, {}\n",
+        r"own\.py:6: Own\.personalize is never called \(did you mean 'personalise'\?\); a helper's name starts with _$",
+    ),
+    "no dataclass": (
+        OWN.partition("\n")[2] + "    limit: ClassVar[int] = 3\n    mu: float = 0.3\n",
+        r"own\.py:Own: mu would be no option; write @dataclass\(frozen=True\) above the class$",
+    ),
     "not frozen": (
         OWN.replace("(frozen=True)", ""),
         r"own\.py:5: TypeError: cannot .*; write @dataclass\(frozen=True\)$",
@@ -81,6 +89,12 @@ def test_slip_that_would_be_silent(federation: Federation, slip: str) -> None:
     Path("own.py").write_text(HEADER + content)
     with pytest.raises(UserError, match=words):
         run("own.py:Own", federation, rounds=1)
+
+
+def test_helpers_and_constants_are_no_slips(federation: Federation) -> None:
+    plain = OWN.partition("\n")[2] + "    limit: ClassVar[int] = 3\n    def weigh(self):\n        return self.limit\n"
+    Path("own.py").write_text(HEADER + plain)
+    assert run("own.py:Own", federation, rounds=1, epochs=1, seeds=[0]).label == "Own"
 
 
 def test_finished_rounds_and_methods_are_kept(federation: Federation) -> None:

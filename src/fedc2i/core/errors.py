@@ -48,10 +48,10 @@ def flaw(error: Exception) -> str:
     return one_line(error) or type(error).__name__
 
 
-def nearest(name: object, allowed: Iterable[str]) -> str:
+def nearest(name: object, allowed: Iterable[str], likeness: float = 0.7) -> str:
     """`` (did you mean 'gamma'?)`` for a name that looks like a mistyped one, else an empty string."""
     spelled = {one.lower(): one for one in allowed}
-    found = difflib.get_close_matches(one_line(name, 60).lower(), [*spelled], n=1, cutoff=0.7)
+    found = difflib.get_close_matches(one_line(name, 60).lower(), [*spelled], n=1, cutoff=likeness)
     return f" (did you mean '{one_line(spelled[found[0]], 80)}'?)" if found and spelled[found[0]] != name else ""
 
 

@@ -14,6 +14,7 @@ Client-side functions may be lifted over clients with ``torch.func.vmap``: they 
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -99,6 +100,8 @@ class Site:
         return self.model.head(params, self.features(params, x))
 
 
+LIKENESS = 0.85  # of a function's name to a hook's that is surely meant
+
 _registry: dict[str, type[Method]] = {}
 
 
@@ -141,6 +144,10 @@ class Method:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        for name, own in vars(cls).items():
+            is_new = inspect.isfunction(own) and not name.startswith("_") and not hasattr(super(cls, cls), name)
+            if is_new and (hint := nearest(name, vars(Method), LIKENESS)):
+                raise UserError(f"{cls.__qualname__}.{name} is never called{hint}; a helper's name starts with _")
         if {"combine", "weights"} & vars(cls).keys() and "needs_only_mean" not in vars(cls):
             cls.needs_only_mean = False
         if "name" in cls.__dict__ and cls.name:

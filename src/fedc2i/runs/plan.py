@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -295,6 +296,11 @@ def _is_method(found: Any) -> bool:
 def _require_name(kind: type[Method], where: str) -> None:
     if not (vars(kind).get("name") and vars(kind).get("title")):  # inherited ones would pass it off as its parent
         raise UserError(f"{where} needs its own class attributes name and title")
+    typed = [name for name, hint in get_annotations(kind).items() if "ClassVar" not in str(hint)]
+    if typed and "__dataclass_fields__" not in vars(kind):
+        raise UserError(
+            f"{where}: {', '.join(typed)} would be no option; write @dataclass(frozen=True) above the class"
+        )
 
 
 def build_model(config: RunSettings, classes: Sequence[str], sample: InputSpec, given: Model | None = None) -> Model:
