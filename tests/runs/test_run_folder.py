@@ -175,8 +175,8 @@ def test_models_load_into_a_plain_module_and_score_as_recorded(
     [
         ({"client": "z"}, r"seed0-trained\.safetensors: no client 'z', allowed are a, b, c"),
         ({"client": ""}, "no client ''"),
-        ({"client": "a", "seed": 1}, r"seed1-trained\.safetensors: no such file; .* seed 1 was part of the run"),
-        ({"client": "a", "point": "final"}, r"seed0-final\.safetensors: no such file"),
+        ({"client": "a", "seed": 1}, r"run: no models of seed 1; allowed are 0, 3$"),
+        ({"client": "a", "point": "final"}, r"run: no models of seed 0; it has no models/seed\*-final\.safetensors"),
     ],
 )
 def test_models_that_are_not_there(finished: tuple[Path, Result], arguments: dict[str, Any], words: str) -> None:
