@@ -405,7 +405,9 @@ def test_interrupt_is_no_traceback(data: str, monkeypatch: pytest.MonkeyPatch) -
     assert answer.code == 130
     assert answer.err.splitlines()[-2:] == [
         "To resume: fedc2i resume 'my run'",
-        "fedc2i: interrupted; finished work is kept; `fedc2i resume` resumes a run, the same command resumes "
-        "`fedc2i paper`",
+        "fedc2i: interrupted; finished work is kept",
     ]
     assert not Path("my run/summary.json").exists()
+    monkeypatch.setattr("fedc2i.runs.cache.RunCache.__init__", interrupt)
+    answer = call("paper", "table1", "--rounds", "1")
+    assert answer.err.splitlines()[-1] == "fedc2i: interrupted; finished work is kept; the same command resumes"

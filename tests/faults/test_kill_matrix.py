@@ -139,7 +139,10 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert err.rstrip().splitlines()[-1].startswith("fedc2i: interrupted; what is finished is kept; `fedc2i resume`")
+    assert err.rstrip().splitlines()[-2:] == [
+        "To resume: fedc2i resume run",
+        "fedc2i: interrupted; finished work is kept",
+    ]
     assert "Traceback" not in err
 
 

@@ -84,8 +84,10 @@ def main() -> None:
             sys.exit(2)  # the help has been shown
         _fail(_usage(error))
     except (KeyboardInterrupt, click.Abort):
-        hint = "finished work is kept; `fedc2i resume` resumes a run, the same command resumes `fedc2i paper`"
-        print(f"fedc2i: interrupted; {hint}", file=sys.stderr, flush=True)
+        same = "; the same command resumes"
+        others = {"paper": same, "contribution": same, "coordinator": same, "flower-local": "; `fedc2i resume` resumes"}
+        hint = others.get("".join(sys.argv[1:2]), "")  # run, compare and resume have named the command
+        print(f"fedc2i: interrupted; finished work is kept{hint}", file=sys.stderr, flush=True)
         simulation = sys.modules.get("fedc2i.flower.simulation")
         if simulation is not None and simulation.was_interrupted:  # its threads wait for processes that have ended
             os._exit(INTERRUPTED)
