@@ -326,7 +326,7 @@ MISTAKES: dict[str, tuple[Callable[[], None], str, Sequence[str]]] = {
     ),
     "unknown model": (images, "run local --data folder:images --model resnet", ["unknown model 'resnet'", "lenet5"]),
     "file without class": (with_file("own.py"), "run own.py", ["own.py: add :CLASS"]),
-    "broken file": (with_file("own.py"), "run own.py:Mine", ["own.py: SyntaxError"]),
+    "broken file": (with_file("own.py"), "run own.py:Mine", ["own.py:1: SyntaxError"]),
     "no validation data": (
         lambda: client_arrays("a"),
         "run fedc2i --data arrays:sets --set influence_split=validation --out out",
