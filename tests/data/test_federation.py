@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+import fedc2i
 from fedc2i.data.arrays import from_arrays
 from fedc2i.data.federation import MOST_NAMED, Federation
 from fedc2i.data.sources import load
+from fedc2i.report.comparison import comparison_table
+from fedc2i.runs.results import summary
 
 
 def federation(train: list[list[int]], test: list[list[int]]) -> Federation:
@@ -37,12 +40,24 @@ def test_classes_that_are_only_tested() -> None:
     lines = federation([[0, 1], [0, 1]], [[0, 1], [0]]).describe()
     assert len(lines) == 1
     lines = federation([[0, 0], [0, 1]], [[1, 0], [0]]).describe()
-    assert lines[1:] == ["warning: c0 is tested on classes it has no training sample of (1)"]
+    assert lines[1:] == ["warning: tested on classes without a training sample of them: c0 (1)"]
 
 
 def test_a_client_with_one_class() -> None:
     lines = federation([[1, 1], [0, 1]], [[1], [0]]).describe()
-    assert lines[1:] == ["warning: c0 has samples of one class only (1)"]
+    assert lines[1:] == ["warning: samples of one class only: c0 (1)"]
+
+
+def test_a_class_that_a_client_neither_trains_nor_is_tested_on() -> None:
+    data = federation([[0, 1], [0, 1, 2], [2, 1, 0]], [[0], [0, 2], [1]])
+    line = "neither training nor test samples of classes that others have: c0 (2)"
+    assert data.describe()[1:] == [f"warning: {line}"]
+    assert data.all_notes == (f"N{line[1:]}.",)
+    assert data.notes == ()
+    result = fedc2i.run("local", data, model="logistic", rounds=1)
+    assert result.federation.all_notes[0] in summary(result)["notes"]
+    assert result.federation.all_notes[0] in comparison_table([result]).notes
+    assert federation([[0, 1], [0, 1]], [[0], [1]]).all_notes == ()
 
 
 def test_many_clients_stay_readable() -> None:
@@ -50,8 +65,8 @@ def test_many_clients_stay_readable() -> None:
     assert len(lines) == 1
     assert lines[0].endswith("c7 3/0/1, and 22 more")
     lines = federation([[0, 0]] * 29 + [[0, 1]], [[1]] * 30).describe()
-    assert len(lines) == MOST_NAMED + 1
-    assert lines[-1] == f"({30 - MOST_NAMED} more warnings)"
+    assert len(lines) == 2
+    assert lines[1].endswith(f"c6 (1), c7 (1), and {29 - MOST_NAMED} more clients")
 
 
 def test_counts_of_every_split() -> None:

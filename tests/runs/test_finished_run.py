@@ -95,7 +95,7 @@ def test_it_says_what_was_run(finished: tuple[Path, Result]) -> None:
     assert (again.label, again.key) == ("FedC²I (gamma=ramp(3))", "fedc2i:gamma=ramp(3)") == (was.label, was.key)
     assert (again.method, again.config, again.model) == (was.method, was.config, was.model)
     assert isinstance(again.federation, RemoteFederation)
-    for name in ("names", "classes", "notes", "averages", "checksums"):
+    for name in ("names", "classes", "all_notes", "averages", "checksums"):
         assert getattr(again.federation, name) == getattr(was.federation, name)
     assert again.federation.samples() == was.federation.samples()
     assert [(own.seed, own.round) for own in again.rounds] == [(own.seed, own.round) for own in was.rounds]

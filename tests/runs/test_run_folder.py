@@ -136,7 +136,8 @@ def test_summary_says_what_was_run(summary: dict[str, Any], finished: tuple[Path
     wanted = {
         **{"method": "fedc2i", "title": "FedC²I", "model": "lenet5", "data": "toy", "clients": list("abc")},
         **{"classes": list("wxyz"), "seeds": list(SEEDS), "rounds": ROUNDS, "headline": "trained"},
-        **{"notes": ["made up"], "refused": [], "data_checksums": finished[1].federation.checksums},
+        **{"refused": [], "data_checksums": finished[1].federation.checksums},
+        "notes": ["made up", "Neither training nor test samples of classes that others have: a (z)."],
     }
     assert {name: summary[name] for name in wanted} == wanted
     assert summary["device"] in ("cpu", "cuda")

@@ -239,6 +239,43 @@ class Federation:
             for client in self.clients
         }
 
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """The notes, and one for each way in which clients lack samples of classes.
+
+        Those of data that lies elsewhere are the notes that were written where it lies.
+        """
+        return (*self.notes, *(f"{line[:1].upper()}{line[1:]}." for line in self._lacks()))
+
+    def _lacks(self) -> list[str]:
+        """Who lacks samples of which classes, a line for each kind of lack."""
+        untrained, single, absent = {}, {}, {}
+        trained = {client.name: set(client.train.y.tolist()) for client in self.clients} if self.has_samples else {}
+        anywhere = set().union(*trained.values())
+        for client in self.clients if self.has_samples else ():
+            own, tested = trained[client.name], set(client.test.y.tolist())
+            if tested - own:
+                untrained[client.name] = tested - own
+            elif len(own) == 1 < len(self.classes):
+                single[client.name] = own
+            if anywhere - own - tested and client.name not in single:
+                absent[client.name] = anywhere - own - tested
+        return [
+            *self._listed("tested on classes without a training sample of them", untrained),
+            *self._listed("samples of one class only", single),
+            *self._listed("neither training nor test samples of classes that others have", absent),
+        ]
+
+    def _listed(self, what: str, labels: Mapping[str, set[int]]) -> list[str]:
+        """One line about some clients and their classes; none if there are none."""
+        shown = [f"{name} ({self._named(own)})" for name, own in [*labels.items()][:MOST_NAMED]]
+        more = f", and {len(labels) - MOST_NAMED} more clients" if len(labels) > MOST_NAMED else ""
+        return [f"{what}: {', '.join(shown)}{more}"] if labels else []
+
+    def _named(self, labels: set[int]) -> str:
+        named = ", ".join(self.classes[label] for label in sorted(labels)[:MOST_NAMED])
+        return f"{named}, ..." if len(labels) > MOST_NAMED else named
+
     def describe(self) -> list[str]:
         """What was read, in one line, and a warning for each thing that is probably a mistake."""
         sizes = [f"{name} {'/'.join(map(str, own.values()))}" for name, own in self.samples().items()]
@@ -255,22 +292,13 @@ class Federation:
         return [line, *warnings]
 
     def _warnings(self) -> list[str]:
-        trained = {client.name: set(client.train.y.tolist()) for client in self.clients}
-        anywhere = set().union(*trained.values())
+        anywhere = set().union(*(client.train.y.tolist() for client in self.clients))
         found = [f"warning: {line}" for line in self.warnings]
-        unseen = [name for label, name in enumerate(self.classes) if label not in anywhere]
+        unseen = {label for label in range(len(self.classes)) if label not in anywhere}
         if unseen:
-            named = ", ".join(unseen[:MOST_NAMED]) + (", ..." if len(unseen) > MOST_NAMED else "")
-            found.append(f"warning: {len(unseen)} of {len(self.classes)} classes have no training sample ({named})")
-        for client in self.clients:
-            only_tested = sorted(set(client.test.y.tolist()) - trained[client.name])
-            if only_tested:
-                named = ", ".join(self.classes[label] for label in only_tested[:MOST_NAMED])
-                found.append(f"warning: {client.name} is tested on classes it has no training sample of ({named})")
-            elif len(trained[client.name]) == 1 < len(self.classes):
-                (only,) = trained[client.name]
-                found.append(f"warning: {client.name} has samples of one class only ({self.classes[only]})")
-        return found
+            count = f"{len(unseen)} of {len(self.classes)} classes"
+            found.append(f"warning: {count} have no training sample ({self._named(unseen)})")
+        return [*found, *(f"warning: {line}" for line in self._lacks())]
 
     @functools.cached_property
     def checksums(self) -> dict[str, str]:

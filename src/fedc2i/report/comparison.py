@@ -99,7 +99,7 @@ def comparison_table(results: Sequence[Result], against_paper: bool = False, *, 
         *(MISPRINTS.get(first.federation.name, []) if against_paper else []),
         *reconstructions(results),
         *privacy_costs(results),
-        *first.federation.notes,
+        *first.federation.all_notes,
     ]
     return table
 

@@ -360,7 +360,7 @@ def summary(result: Result) -> dict[str, Any]:
         **({"secure_aggregation": True} if config.secure_aggregation else {}),
         **({"asked_again": asked_again} if asked_again else {}),
         "refused_uploads": result.refused,
-        "notes": list(federation.notes),
+        "notes": list(federation.all_notes),
         "data_checksums": federation.checksums,
         "versions": versions(config.engine),
         "device": str(config.torch_device()),
