@@ -354,7 +354,8 @@ MISTAKES: dict[str, tuple[Callable[[], None], str, Sequence[str]]] = {
     "unknown flag": (images, "run --mu 3", ["No such option '--mu'", "are given as --set NAME=VALUE"]),
     "setting without a flag": (images, "run --data-seed 3", ["option '--data-seed', write --set data_seed=VALUE"]),
     "flag of a command without settings": (images, "report --ou x", ["option '--ou' (did you mean '--out'?)"]),
-    "no method": (images, "compare", ["Missing argument"]),
+    "no method": (images, "compare", ["Missing argument 'METHOD...'. E.g. local fedavg"]),
+    "no file to export to": (images, "export run", ["Missing option '--out'. A new file: .safetensors or .pt2."]),
     "same method twice": (images, "compare local local --data folder:images", ["Local is named 2 times"]),
     "unknown domain": (images, "data check kaggle", ["kaggle"]),
 }

@@ -57,6 +57,11 @@ def test_command_writes_a_file_once(run: Path, table: pandas.DataFrame, tmp_path
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
+def test_whose_model_is_asked_with_the_names(run: Path) -> None:
+    with pytest.raises(UserError, match="no client '', allowed are north, south"):
+        CliRunner().invoke(app, ["predict", str(run), "new.csv"], catch_exceptions=False)
+
+
 def test_before_and_after_differ(run: Path, table: pandas.DataFrame) -> None:
     before, after = (fedc2i.predict(run, "north", table, point=point) for point in ("received", "trained"))
     assert not np.allclose(before["p(no)"], after["p(no)"])

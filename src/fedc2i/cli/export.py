@@ -13,8 +13,8 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.", show_default=False)],
-    client: Annotated[str, typer.Option(help="Whose model.", show_default=False)],
     out: Annotated[Path, typer.Option(help="A new file: .safetensors or .pt2.", show_default=False)],
+    client: Annotated[str, typer.Option(help="Whose model.", show_default=False)] = "",
     seed: Annotated[
         int | None, typer.Option(help="A seed of the run; by default its first.", show_default=False)
     ] = None,

@@ -98,7 +98,9 @@ def main() -> None:
 
 
 def _usage(error: click.ClickException) -> str:
-    """What is wrong with a command line; of an option that does not exist also which one may be meant."""
+    """What is wrong with a command line; of an option that is missing or does not exist also what is allowed."""
+    if isinstance(error, click.MissingParameter):
+        return f"{error.format_message()} {getattr(error.param, 'help', None) or ''}"
     if not isinstance(error, click.NoSuchOption):
         return error.message if "Did you mean" in error.message else error.format_message()  # never asked twice
     from fedc2i.runs.settings import run_settings

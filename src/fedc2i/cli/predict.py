@@ -23,7 +23,7 @@ def predict(
         Path,
         typer.Argument(help="A CSV or Parquet file of new rows, an image, or a folder of images.", show_default=False),
     ],
-    client: Annotated[str, typer.Option(help="Whose model and encoding are used.", show_default=False)],
+    client: Annotated[str, typer.Option(help="Whose model and encoding are used.", show_default=False)] = "",
     out: Annotated[
         Path | None, typer.Option(help="Where to write the CSV; by default it is printed.", show_default=False)
     ] = None,
