@@ -115,9 +115,12 @@ def test_run_with_json_keeps_stdout_for_one_object(data: str) -> None:
     assert lines[0].startswith(
         "arrays:data: 3 clients, 4 classes, images 16x16; train/validation/test: a 12/0/8, b 20/"
     )
-    assert lines[1] == "Writing to out"
-    assert [line.split(":")[0] for line in lines[2:]] == ["[1/1] FedC²I, seeds 0, 1"]
-    assert all(" 1 round in " in line and "% before local training" in line and "% after" in line for line in lines[2:])
+    assert lines[1:3] == [
+        "warning: neither training nor test samples of classes that others have: a (3)",
+        "Writing to out",
+    ]
+    assert [line.split(":")[0] for line in lines[3:]] == ["[1/1] FedC²I, seeds 0, 1"]
+    assert all(" 1 round in " in line and "% before local training" in line and "% after" in line for line in lines[3:])
     assert "\x1b" not in done.out + done.err
 
 
