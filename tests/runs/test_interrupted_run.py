@@ -241,7 +241,7 @@ def test_another_device(cut: Path, federation: Federation, model: Model) -> None
     result = fedc2i.resume(cut, federation, model, device="cpu")
     assert isinstance(result, fedc2i.Result)
     said = json.loads((cut / "summary.json").read_text())["notes"]
-    assert said == ["Started on cuda and resumed on cpu after an interruption."]
+    assert said == ["Started on cuda and resumed on cpu after an interruption.", *federation.all_notes]
 
 
 def test_other_engines_have_their_own_ways(tmp_path: Path) -> None:
