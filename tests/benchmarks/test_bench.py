@@ -209,7 +209,7 @@ def test_memory_of_children_counts() -> None:
         during = memory.held(os.getpid())
         child.communicate(b"\n")
     assert 190 < during["rss"] - before["rss"] < 260
-    assert 190 < during["pss"] - before["pss"] < 260
+    assert 150 < during["pss"] - before["pss"] < 260  # pages shared with others count less
 
 
 @pytest.mark.slow
