@@ -22,7 +22,7 @@ help:
 	@echo "make coverage   the test suite with its coverage, at least 90 %; takes half as long again"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make test-kernels  the tests of GPU kernels, in Triton's interpreter; no GPU is needed"
-	@echo "make bench      speed and memory against a hand-written loop (about 6 minutes)"
+	@echo "make bench      speed and memory against a hand-written loop (ten minutes or more)"
 	@echo "make docs       the documentation site, into site/"
 	@echo "make lint       ruff and mypy only"
 
