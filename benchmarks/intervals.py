@@ -18,8 +18,9 @@ from fedc2i.core.params import Stacked, floating, row
 from fedc2i.engine.client import ClientData
 from fedc2i.methods.base import Site
 from fedc2i.methods.messages import relay
-from fedc2i.runs.finished_run import read_models, reopen
+from fedc2i.runs.finished_run import reopen
 from fedc2i.runs.plan import Plan
+from fedc2i.runs.stored_models import read_models
 
 SUBSETS = 40
 DRAWS = 200

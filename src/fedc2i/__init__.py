@@ -33,9 +33,10 @@ if TYPE_CHECKING:  # what type checkers and editors see; names are imported on f
     from fedc2i.report.plots import plot_accuracy, plot_influence
     from fedc2i.report.trackers import track
     from fedc2i.runs.export import export
-    from fedc2i.runs.finished_run import read_model, read_run
+    from fedc2i.runs.finished_run import read_run
     from fedc2i.runs.predict import predict
     from fedc2i.runs.results import Comparison, Result, Score
+    from fedc2i.runs.stored_models import read_model
     from fedc2i.training.local import Batch
 
 __all__ = [
@@ -102,9 +103,10 @@ _NAMES_IN = {
     "report.plots": ("plot_accuracy", "plot_influence"),
     "report.trackers": ("track",),
     "runs.export": ("export",),
-    "runs.finished_run": ("read_model", "read_run"),
+    "runs.finished_run": ("read_run",),
     "runs.predict": ("predict",),
     "runs.results": ("Comparison", "Result", "Score"),
+    "runs.stored_models": ("read_model",),
     "training.local": ("Batch",),
 }
 _MODULE_OF = {name: f"fedc2i.{module}" for module, names in _NAMES_IN.items() for name in names}

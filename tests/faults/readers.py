@@ -33,12 +33,13 @@ from fedc2i.flower import compat, message_format, wire
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.runs.driver import execute
 from fedc2i.runs.fingerprint import Fingerprint
-from fedc2i.runs.finished_run import read_model, read_run
+from fedc2i.runs.finished_run import read_run
 from fedc2i.runs.folder import read_reports, write_report
 from fedc2i.runs.interrupted_run import unfinished, write_plan
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import summary
 from fedc2i.runs.settings import make, read_toml
+from fedc2i.runs.stored_models import read_model
 from support.published_files import digits, write_idx, write_libsvm, write_mat, write_npz, write_png_folder
 
 Files = dict[str, bytes]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fedc2i
 from fedc2i.cli.main import app
 from fedc2i.core.errors import UserError
-from fedc2i.runs.finished_run import read_model
+from fedc2i.runs.stored_models import read_model
 
 
 @pytest.fixture(scope="module")

@@ -50,8 +50,9 @@ from fedc2i.methods.base import Method, Site
 from fedc2i.methods.fedc2i_top_k import FedC2ITopK
 from fedc2i.methods.messages import valid_flags
 from fedc2i.models.model import Model
-from fedc2i.runs.finished_run import read_models, read_run, reopen
+from fedc2i.runs.finished_run import read_run, reopen
 from fedc2i.runs.plan import Plan
+from fedc2i.runs.stored_models import read_models
 from fedc2i.training.local import Batch
 
 FILE = "influence-intervals.json"

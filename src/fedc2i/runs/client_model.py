@@ -19,10 +19,11 @@ from fedc2i.data.table import ENCODING
 from fedc2i.engine.records import Point
 from fedc2i.methods.base import Method, Site
 from fedc2i.models.model import Model
-from fedc2i.runs.finished_run import is_of_site, read_model, read_run, read_site_run
+from fedc2i.runs.finished_run import is_of_site, read_run, read_site_run
 from fedc2i.runs.folder import SUMMARY
 from fedc2i.runs.plan import build_model
 from fedc2i.runs.results import Result
+from fedc2i.runs.stored_models import read_model
 
 
 @dataclass(frozen=True)

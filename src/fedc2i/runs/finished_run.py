@@ -1,4 +1,4 @@
-"""A finished run, from its folder alone: as a `Result`, its models, and as a `Plan` to compute on once more."""
+"""A finished run, from its folder alone: as a `Result`, and as a `Plan` to compute on once more."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ from dataclasses import asdict, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
 from fedc2i.core.errors import UserError, flaw, one_line
 from fedc2i.core.files import is_plugin, refuse_code
 from fedc2i.core.options import names
-from fedc2i.core.params import Params, Stacked
 from fedc2i.data import npz
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.data.remote import PIXEL, SITES, RemoteFederation, blank_clients
-from fedc2i.engine.records import POINTS, Point, Predictions
+from fedc2i.engine.records import POINTS, Predictions
 from fedc2i.methods.base import Method, find_method
 from fedc2i.models.model import Model
 from fedc2i.runs.folder import PREDICTIONS, SUMMARY
 from fedc2i.runs.plan import Plan, parse_method, prepare
 from fedc2i.runs.results import Result
 from fedc2i.runs.settings import RunSettings, make, read_toml
+from fedc2i.runs.stored_models import is_between_sites, models_of
 from fedc2i.runs.stored_rounds import DAMAGED, MOST_ROUNDS, Extent, read_rounds, read_summary, text_of, texts_of
 
 MOST_PREDICTIONS = 2**25  # probabilities in a run folder; an earlier version wrote twice as many as `driver` does
@@ -99,7 +95,7 @@ def read_site_run(folder: Path) -> Result:
     try:
         summary, values = read_summary(folder), read_toml(folder / "config.toml")
         seed, sample = summary["seeds"][0], InputSpec.from_json(summary["input"])
-        _, by_client = _read_models(folder, seed, "trained")
+        _, by_client = models_of(folder, seed, "trained")
         wanted = str(values["method"])
         about = {"method": wanted, "title": wanted, "headline": "trained"}  # of a user's own, which is not exported
         kind, name = _method(wanted, values.get("options", {}), about)
@@ -111,72 +107,6 @@ def read_site_run(folder: Path) -> Result:
     except DAMAGED as error:
         raise UserError(f"{folder / SUMMARY}: cannot be read ({flaw(error)})") from None
     return Result(method, replace(config, options=asdict(method)), federation, kind.title, kind.name)
-
-
-def read_model(folder: Path | str, client: str, seed: int = 0, point: Point = "trained") -> Params:
-    """A client's last model from a run folder, ready for ``module.load_state_dict``.
-
-    Raises:
-        UserError: if there is no such run, seed or client.
-    """
-    path, by_client = _read_models(Path(folder), seed, point)
-    if client not in by_client:
-        raise UserError(f"{path}: no client '{client}', allowed are {', '.join(sorted(by_client))}")
-    return by_client[client]
-
-
-def read_models(folder: Path, clients: tuple[str, ...], seed: int) -> Stacked:
-    """Every client's last trained model, stacked in the order of ``clients``.
-
-    Raises:
-        UserError: if the file is missing, damaged, or of other clients.
-    """
-    path, by_client = _read_models(folder, seed, "trained")
-    try:
-        models = [by_client[client] for client in clients]
-        return {part: torch.stack([own[part] for own in models]) for part in models[0]}
-    except (KeyError, RuntimeError):
-        raise UserError(f"{path}: not the models of the clients {', '.join(clients)}") from None
-
-
-def _read_models(folder: Path, seed: int, point: Point) -> tuple[Path, dict[str, Params]]:
-    """The file, and the models in it by client."""
-    path = folder / "models" / f"seed{seed}-{point}.safetensors"
-    if not path.is_file():
-        require_models(folder)
-        seeds = sorted(int(own) for file in path.parent.glob("*") if (own := _seed_of(file, point)))
-        allowed = (
-            f"allowed are {', '.join(map(str, seeds))}" if seeds else f"it has no models/seed*-{point}.safetensors"
-        )
-        raise UserError(f"{folder}: no models of seed {seed}; {allowed}")
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as safetensors ({error})") from None
-    by_client: dict[str, Params] = {}
-    for name, tensor in tensors.items():
-        client, _, part = name.rpartition("/")
-        by_client.setdefault(client, {})[part] = tensor
-    return path, by_client
-
-
-def _seed_of(file: Path, point: Point) -> str:
-    """The number in the name of a file of models; empty of another file."""
-    number = file.name.removeprefix("seed").removesuffix(f"-{point}.safetensors")
-    return number if number.isdecimal() and file.name == f"seed{number}-{point}.safetensors" else ""
-
-
-def require_models(folder: Path) -> None:
-    """Raises a `UserError` if the run was between sites, whose models stay with them."""
-    if _is_between_sites(read_toml(folder / "config.toml")) and not (folder / "models").is_dir():
-        raise UserError(
-            f"{folder}: ran between sites, which have its models: use a site's folder, SITE/state/RUN "
-            "(of `fedc2i flower-local --keep DIR`, DIR/sites/SITE/state/RUN; without --keep they are gone)"
-        )
-
-
-def _is_between_sites(settings: Mapping[str, Any]) -> bool:
-    return settings.get("engine") == "flower" and settings.get("data") == SITES
 
 
 def reopen(
@@ -198,7 +128,7 @@ def reopen(
     folder = Path(folder)
     was = read_run(folder).written["data_checksums"]
     settings = read_toml(folder / "config.toml")
-    if data is None and _is_between_sites(settings):
+    if data is None and is_between_sites(settings):
         raise UserError(
             f"{folder}: ran between sites, whose data is not here; `fedc2i report` shows what the run measured, "
             "`fedc2i coordinator contribution` measures who helps whom"

@@ -18,10 +18,10 @@ from fedc2i.data.table_reader import read
 from fedc2i.engine.records import Point
 from fedc2i.methods.base import Method, Site, find_method
 from fedc2i.runs.client_model import read_encoder
-from fedc2i.runs.finished_run import read_model, require_models
 from fedc2i.runs.folder import SUMMARY
 from fedc2i.runs.plan import build_model, parse_method
 from fedc2i.runs.settings import make, read_toml
+from fedc2i.runs.stored_models import read_model, require_models
 from fedc2i.training.metrics import AT_ONCE
 
 if TYPE_CHECKING:
