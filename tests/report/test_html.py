@@ -21,6 +21,7 @@ from PIL import Image
 
 import fedc2i
 from fedc2i import Federation, UserError, load
+from fedc2i.data.federation import Client
 from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.engine.records import POINTS
 from fedc2i.methods.fedavg import FedAvg
@@ -225,7 +226,42 @@ def test_intervals_of_another_run_are_refused(change: dict[str, Any], tmp_path: 
         report.make([made_up(ABC, {0: [[50, 60, 70]]}, influence=SEEN)], folders=[tmp_path])
 
 
-# Images.
+# Samples.
+
+
+def cells(page: str, name: str) -> list[list[tuple[str, str]]]:
+    """The rows of a table: of each cell its text and its class."""
+    body = re.search(rf'<table id="{name}">(.*?)</table>', page, re.DOTALL)
+    assert body
+    rows = re.findall(r"<tr>(.*?)</tr>", body[1], re.DOTALL)
+    return [[(text, own) for own, text in re.findall(r'<t[hd][^>]*?(?:class="(.*?)")?>(.*?)<', row)] for row in rows]
+
+
+def test_samples_of_each_class_are_counted_and_lacks_are_marked() -> None:
+    """By hand: a has no class 1 to train on, b has six samples of it."""
+    y = {"a": [0, 0, 2], "b": [0, 1, 1, 1, 1, 1, 1, 2]}
+    full = ABC.clients[0].test
+    clients = tuple(Client(name, full.take(own), full.take([]), full) for name, own in y.items())
+    federation = Federation("toy", clients, ABC.classes)
+    head, first, second = cells(report.make([made_up(federation, {0: [[50, 60]]})]), "counts")
+    assert [text for text, _ in head] == ["client", "class 0", "class 1", "class 2", "train", "validation", "test"]
+    assert [text for text, _ in first] == ["a", "2", "0", "1", "3", "0", "3"]
+    assert [text for text, _ in second] == ["b", "1", "6", "1", "8", "0", "3"]
+    assert [text for row in (first, second) for text, own in row if "lack" in own] == ["0"]
+
+
+def test_samples_of_each_class_are_not_shown_where_they_are_not_known_or_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {name: {"train": 5, "validation": 0, "test": 2} for name in ABC.names}
+    blank = RemoteFederation("sites", blank_clients(ABC.names), ABC.classes, sizes=sizes)
+    result = made_up(blank, {0: [[50, 60, 70]]})
+    shown = ["client", "train", "validation", "test"]
+    assert [text for text, _ in cells(report.make([result]), "counts")[0]] == shown
+    monkeypatch.setattr(report, "MOST_COUNTS", 8)
+    page = report.make([made_up(ABC, {0: [[50, 60, 70]]})])
+    assert [text for text, _ in cells(page, "counts")[0]] == shown
+    assert "3 clients and 3 classes do not fit" in page
 
 
 def test_samples_show_the_first_test_image_of_each_class() -> None:

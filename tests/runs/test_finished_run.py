@@ -70,6 +70,22 @@ def refusal(folder: Path) -> str:
     return str(refused.value)
 
 
+def test_samples_of_each_class_are_read_back(finished: tuple[Path, Result]) -> None:
+    folder, was = finished
+    counts = read_run(folder).federation.class_counts()
+    assert counts == was.federation.class_counts()
+    assert {name: sum(own) for name, own in counts.items()} == {"a": 12, "b": 9, "c": 7}
+
+
+def test_damaged_samples_of_each_class_are_refused(folder: Path) -> None:
+    counts = json.loads((folder / "summary.json").read_text())["class_counts"]
+    for bad in ({"a": [-1, *counts["a"][1:]]}, {"a": counts["a"][1:]}, {"a": "many"}, {"z": counts["a"]}):
+        change(folder / "summary.json", class_counts={**counts, **bad})
+        assert "samples of each class" in refusal(folder)
+    change(folder / "summary.json", class_counts={"a": counts["a"]})
+    assert "of some clients only" in refusal(folder)
+
+
 def test_numbers_are_the_same(finished: tuple[Path, Result]) -> None:
     folder, was = finished
     again = read_run(str(folder))

@@ -239,6 +239,10 @@ class Federation:
             for client in self.clients
         }
 
+    def class_counts(self) -> dict[str, list[int]]:
+        """How many training samples of each class a client has, by client; empty where that is not known."""
+        return {client.name: client.train.y.bincount(minlength=len(self.classes)).tolist() for client in self.clients}
+
     @property
     def all_notes(self) -> tuple[str, ...]:
         """The notes, and one for each way in which clients lack samples of classes.

@@ -24,11 +24,13 @@ class RemoteFederation(Federation):
     Attributes:
         sizes: how many samples the clients report.
         digests: the checksums of their data, if they are known.
+        counts: their training samples of each class, if they are known; real sites tell nobody.
         schema: on which they have agreed, if their data are tables.
     """
 
     sizes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, Sequence[int]] = field(default_factory=dict)
     schema: Schema | None = None
 
     has_samples: ClassVar[bool] = False
@@ -36,6 +38,10 @@ class RemoteFederation(Federation):
     def samples(self) -> dict[str, dict[str, int]]:
         """How many samples the clients report."""
         return {name: dict(self.sizes.get(name, {})) for name in self.names}
+
+    def class_counts(self) -> dict[str, list[int]]:
+        """Those of data that was here once."""
+        return {name: list(own) for name, own in self.counts.items()}
 
     @property
     def checksums(self) -> dict[str, str]:

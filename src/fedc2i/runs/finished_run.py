@@ -54,6 +54,7 @@ def read_run(folder: Path | str) -> Result:
             averages={name: texts_of(own) for name, own in summary.get("averages", {}).items()},
             sizes={name: dict(own) for name, own in summary["samples"].items()},
             digests=dict(summary["data_checksums"]),
+            counts=_class_counts(summary),
         )
         method = kind(**config.options)
         config = replace(config, options=asdict(method))  # a file has no word for none
@@ -79,6 +80,18 @@ def read_run(folder: Path | str) -> Result:
     if (folder / PREDICTIONS).is_file():
         result.predictions = _read_predictions(folder / PREDICTIONS, result)
     return result
+
+
+def _class_counts(summary: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Training samples of each class by client; none in folders of an earlier version and of real sites."""
+    counts: Mapping[str, Any] = summary.get("class_counts", {})
+    for name, own in counts.items():
+        numbers = isinstance(own, list) and all(type(count) is int and count >= 0 for count in own)
+        if name not in summary["clients"] or not numbers or len(own) != len(summary["classes"]):
+            raise ValueError(f"samples of each class, {one_line(own)}, at '{one_line(name)}'")
+    if counts and len(counts) < len(summary["clients"]):
+        raise ValueError("samples of each class of some clients only")
+    return dict(counts)
 
 
 def is_of_site(summary: Mapping[str, Any]) -> bool:

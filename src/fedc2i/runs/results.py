@@ -332,6 +332,7 @@ def summary(result: Result) -> dict[str, Any]:
         "clients": list(federation.names),
         "classes": list(federation.classes),
         "samples": federation.samples(),
+        **({"class_counts": counts} if (counts := federation.class_counts()) else {}),
         "input": federation.input.to_json(),
         "averages": {title: list(members) for title, members in federation.averages.items()},
         "seeds": list(config.seeds),

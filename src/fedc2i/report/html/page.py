@@ -29,6 +29,7 @@ EARLY = (  # before anything is drawn, or a dark page would begin with a white f
 )
 SCRIPTS = ("data", "theme", "curves", "heat", "graph", "client", "main")
 MOST_TEXTS = 4  # runs whose influence is described in words
+MOST_COUNTS = 20_000  # clients times classes in a table
 
 
 def write(
@@ -92,6 +93,8 @@ def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, wi
 def _words(results: Sequence[Result], with_samples: bool | None) -> dict[str, Any]:
     first, several = results[0], len(results) > 1
     known = [(one, client_influences(one)) for one in results]
+    counts = first.federation.class_counts()
+    crowded = len(counts) * len(first.federation.classes) > MOST_COUNTS
     described = [pair for pair in known if pair[1]][:MOST_TEXTS] or known[:1]
     return {
         "title": f"{f'{len(results)} runs' if several else first.label} on {first.config.data}",
@@ -110,6 +113,8 @@ def _words(results: Sequence[Result], with_samples: bool | None) -> dict[str, An
         "commands": [(one.label, rerun_command(one), one.config.to_toml()) for one in results],
         "checksums": first.federation.checksums,
         "sizes": first.federation.samples(),
+        "counts": {} if crowded else counts,
+        "crowded": crowded,
         "same_data": len({str(one.federation.checksums) for one in results}) == 1,
         "points": WHEN,
         "metric": metric_words(first.config.metric),
