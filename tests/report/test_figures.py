@@ -116,6 +116,20 @@ def test_heat_maps_carry_names_and_values() -> None:
     assert written == [f"{value:.2f}" for value in result.influence()[-1].flatten()]
 
 
+def test_shades_reach_as_far_as_the_weights_and_stay_pale_near_equal_ones() -> None:
+    assert figures.span_of(np.array([[0.1, 0.9], [0.45, np.nan]]), 2) == (0.1, 0.9)
+    assert figures.span_of(np.array([[0.49, 0.51]]), 2) == (0.25, 0.75)
+
+
+def test_values_in_heat_maps_are_black_or_white_by_contrast() -> None:
+    """By hand: pure blue has a luminance of 0.07, mid grey one of 0.21."""
+    assert figures.readable_on((0.0, 0.0, 1.0)) == "white"
+    assert figures.readable_on((0.5, 0.5, 0.5)) == "black"
+    vectors = np.array([[[0.05, 0.95], [0.5, 0.5]]])
+    result = made_up(blank_federation("ab"), {0: [[1, 2]]}, influence={"influence_vector": {0: vectors}})
+    assert [text.get_color() for text in maps_of(result)[0].texts] == ["black", "white", "black", "black"]
+
+
 def test_equal_share_is_in_the_middle_of_the_colours() -> None:
     shades = figures.around_equal_share(np.array([[0.7, 0.3], [0.5, np.nan]]), 2)
     assert shades(0.5) == 0.5

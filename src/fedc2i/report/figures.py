@@ -100,9 +100,9 @@ def influence_vectors(result: Result, vectors: Array) -> Figure:
     names = result.federation.names
     side = min(max(2.2, 0.48 * len(names)), 7)
     figure, axes = _figure(len(chosen), 1, side, side + 0.9)
-    top = top_shade(vectors, len(names))
+    shades = span_of(vectors, len(names))
     for number, axis in zip(chosen, axes[0], strict=True):
-        image = vector_panel(axis, vectors[number - 1], top, names, names if axis is axes[0][0] else ())
+        image = vector_panel(axis, vectors[number - 1], shades, names, names if axis is axes[0][0] else ())
         axis.set_title(f"round {number}", fontsize=10)
     axes[0][0].set_ylabel("for whom")
     axes[0][0].set_xlabel("whose model weighs")
@@ -111,15 +111,24 @@ def influence_vectors(result: Result, vectors: Array) -> Figure:
     return figure
 
 
-def vector_panel(axis: Axes, vectors: Array, top: float, names: Sequence[str], down: Sequence[str]) -> AxesImage:
-    """The influence vectors ``(M, M)`` of one round, shaded up to ``top``; ``down`` are the names of rows that show."""
-    image = axis.imshow(vectors, vmin=0, vmax=top, cmap="Blues")
+def vector_panel(
+    axis: Axes, vectors: Array, shades: tuple[float, float], names: Sequence[str], down: Sequence[str]
+) -> AxesImage:
+    """The influence vectors ``(M, M)`` of one round; ``shades`` as of `span_of`, ``down`` are the rows' names."""
+    image = axis.imshow(vectors, vmin=shades[0], vmax=shades[1], cmap="Blues")
     _name_axes(axis, names, down)
+    cells = np.asarray(image.to_rgba(vectors))
     for (m, i), value in np.ndenumerate(vectors) if len(vectors) <= 10 else ():
         if np.isfinite(value):
-            colour = "white" if value > 0.6 * top else "black"
+            colour = readable_on(cells[m, i])
             axis.text(i, m, f"{value:.2f}", ha="center", va="center", fontsize=7, color=colour)
     return image
+
+
+def readable_on(colour: Array | Sequence[float]) -> str:
+    """Black or white, whichever has more contrast (WCAG) to a colour of red, green and blue up to 1."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour[:3]]
+    return "black" if np.dot([0.2126, 0.7152, 0.0722], linear) > (1.05 * 0.05) ** 0.5 - 0.05 else "white"
 
 
 def influence_matrices(result: Result, matrices: Array) -> Figure:
@@ -222,9 +231,12 @@ def _name_axes(axis: Axes, across: Sequence[str], down: Sequence[str]) -> None:
     axis.set_yticks(range(len(rows)), rows, fontsize=7)
 
 
-def top_shade(vectors: Array, clients: int) -> float:
-    """Where λ is darkest: the largest of all rounds, at least twice the equal share, so that equal weights are pale."""
-    return float(np.nanmax(vectors, initial=2 / clients))
+def span_of(vectors: Array, clients: int) -> tuple[float, float]:
+    """Where λ is palest and darkest: the ends of all rounds, at least half an equal share to both sides of it.
+
+    Less would make much of small differences.
+    """
+    return float(np.nanmin(vectors, initial=0.5 / clients)), float(np.nanmax(vectors, initial=1.5 / clients))
 
 
 def around_equal_share(values: Array, clients: int) -> TwoSlopeNorm:

@@ -108,7 +108,7 @@ def plot_influence(
     side = min(max(3.2, 0.62 * len(names)), 8)
     if client is None:
         axis = _axes(ax, side + 1, side)
-        image = figures.vector_panel(axis, values, figures.top_shade(every, len(names)), names, names)
+        image = figures.vector_panel(axis, values, figures.span_of(every, len(names)), names, names)
         axis.set(xlabel="whose model weighs", ylabel="for whom")
         label, title = "influence λ", f"{own.label} on {own.config.data}"
     else:
