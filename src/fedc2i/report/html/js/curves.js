@@ -114,15 +114,24 @@ function drawDifference() {
   const reference = last(DATA.runs[state.against]);
   const z = DATA.runs.map((run) => Array.from(last(run), (value, k) => value - reference[k]));
   const reach = z.flat().filter(Number.isFinite).reduce((top, value) => Math.max(top, Math.abs(value)), METRIC.unit ? 1 : 0.01);
-  const text = METRIC.unit ? "+.1f" : "+.3f";
+  const places = METRIC.unit ? 1 : 3;
   const few = CLIENTS.length <= MANY;
-  draw("difference", [{
-    type: "heatmap", z, x: axisNames(CLIENTS), y: axisNames(DATA.runs.map((run) => run.label)), zmin: -reach, zmax: reach,
-    colorscale: diverging(-1, 0, 1), reversescale: METRIC.sign < 0, xgap: few ? 2 : 0, ygap: 2, colorbar: colorbar(METRIC.unit ? "points" : METRIC.name),
-    texttemplate: few ? `%{z:${text}}` : undefined, hovertemplate: `%{y}, %{x}: %{z:${text}}${METRIC.points}<extra></extra>`, hoverongaps: false,
-  }], {
+  const [x, y] = [axisNames(CLIENTS), axisNames(DATA.runs.map((run) => run.label))];
+  const scale = diverging(-1, 0, 1);
+  const colorscale = METRIC.sign < 0 ? scale.map(([at, colour]) => [1 - at, colour]).reverse() : scale;
+  const cells = { z, x, y, zmin: -reach, zmax: reach, colorscale };
+  draw("difference", [
+    { type: "heatmap", ...cells, xgap: few ? 2 : 0, ygap: 2, colorbar: colorbar(METRIC.unit ? "points" : METRIC.name), hoverongaps: false, hovertemplate: `%{y}, %{x}: %{z:+.${places}f}${METRIC.points}<extra></extra>` },
+    ...(few ? [numbersOf(cells, (value) => signed(value, places), 13)] : []),
+  ], {
     height: 90 + 40 * DATA.runs.length, margin: { t: 10, b: 8 },
-    xaxis: { type: "category", showgrid: false, showticklabels: CLIENTS.length <= 40 },
-    yaxis: { type: "category", autorange: "reversed", showgrid: false },
+    xaxis: cellAxis(x.length, { showticklabels: CLIENTS.length <= 40 }),
+    yaxis: rowAxis(y.length),
   });
+}
+
+/** With its sign; no change has none. */
+function signed(value, places) {
+  const text = Math.abs(value).toFixed(places);
+  return Number(text) === 0 ? text : `${value < 0 ? "−" : "+"}${text}`;
 }

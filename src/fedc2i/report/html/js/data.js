@@ -57,7 +57,7 @@ function vectorNow() {
   return packed ? rowsAt(packed, state.at) : null;
 }
 
-/** Λ of the chosen client: {round, rows (M, C), top: the highest value over all rounds}, or null. */
+/** Λ of the chosen client: {round, rows (M, C), all: its values of all rounds}, or null. */
 function matrixNow() {
   const packed = packedInfluence("matrix");
   if (!packed) return null;
@@ -68,15 +68,20 @@ function matrixNow() {
   const [, helped, helpers, classes] = shape;
   const start = (k) => ((k * helped + state.client) * helpers) * classes;
   const rows = Array.from({ length: helpers }, (_, i) => values.subarray(start(t) + i * classes, start(t) + (i + 1) * classes));
-  let top = 0;
-  for (let k = 0; k < rounds.length; k++) top = Math.max(top, highest(values.subarray(start(k), start(k) + helpers * classes)));
-  return { round: rounds[t], rows, top };
+  const all = rounds.map((_, k) => values.subarray(start(k), start(k) + helpers * classes));
+  return { round: rounds[t], rows, all };
 }
 
-function highest(values) {
-  let top = 0;
-  for (const value of values) if (value > top) top = value;
-  return top;
+/** From the lowest to the highest weight, and at least half an equal share to both sides: less would make much of little. */
+function spanOf(parts, equal) {
+  let [low, high] = [0.5 * equal, 1.5 * equal];
+  for (const values of parts) {
+    for (const value of values) {
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+  }
+  return [low, high];
 }
 
 const count = (values) => values.reduce((sum, value) => sum + Number.isFinite(value), 0);

@@ -19,15 +19,15 @@ function drawVector() {
   const z = rows.map((row, m) => Array.from(row, (value, i) => (Number.isFinite(value) && !(state.withoutOwn && i === m) ? value : null)));
   const names = axisNames(CLIENTS);
   const side = width("heat-chart");
-  draw("heat-chart", [{
-    type: "heatmap", z, x: names, y: names, zmin: 0, zmax: Math.max(highestOverRounds(), 2 / size), colorscale: stops(palette().scale),
-    xgap: few ? 2 : 0, ygap: few ? 2 : 0, colorbar: colorbar("λ"), hoverongaps: false,
-    texttemplate: few && side / size > 44 ? "%{z:.2f}" : undefined, textfont: { size: size < 8 ? 13 : 11 },
-    hovertemplate: "%{y} gives %{x} λ = %{z:.3f}<extra></extra>",
-  }], {
+  const [zmin, zmax] = spanOf(vectorsOfAllRounds(), 1 / size);
+  const cells = { z, x: names, y: names, zmin, zmax, colorscale: stops(palette().scale) };
+  draw("heat-chart", [
+    { type: "heatmap", ...cells, xgap: few ? 2 : 0, ygap: few ? 2 : 0, colorbar: colorbar("λ"), hoverongaps: false, hovertemplate: "%{y} gives %{x} λ = %{z:.3f}<extra></extra>" },
+    ...(few && side / size > 44 ? [numbersOf(cells, (value) => value.toFixed(2), size < 8 ? 13 : 11)] : []),
+  ], {
     height: Math.min(640, few ? 110 + size * Math.min(62, side / (size + 1.5)) : Math.max(340, side * 0.86)), margin: { t: 34, l: 20, b: 8 },
-    xaxis: { type: "category", side: "top", title: { text: "gives", standoff: 12, font: { size: 12 } }, showgrid: false, showticklabels: size <= 40, tickangle: size <= 6 && side > 520 ? 0 : -40 },
-    yaxis: { type: "category", autorange: "reversed", title: { text: "receives", standoff: 14, font: { size: 12 } }, showgrid: false, showticklabels: size <= 40 },
+    xaxis: cellAxis(size, { side: "top", title: { text: "gives", standoff: 12, font: { size: 12 } }, showticklabels: size <= 40, tickangle: size <= 6 && side > 520 ? 0 : -40 }),
+    yaxis: rowAxis(size, { title: { text: "receives", standoff: 14, font: { size: 12 } }, showticklabels: size <= 40 }),
   });
   const kept = run.influenceRounds.vector.length;
   $("heat-caption").textContent =
@@ -42,17 +42,11 @@ function shownView(kind) {
   return run.views[state.view][kind] ? run.views[state.view].label : `${run.views[0].label} (single seeds do not fit into the page)`;
 }
 
-function highestOverRounds() {
-  const packed = packedInfluence("vector");
-  const { shape, values } = unpack(packed);
-  if (!state.withoutOwn) return highest(values);
-  let top = 0;
-  const size = shape[1];
-  for (let k = 0; k < values.length; k++) {
-    const cell = k % (size * size);
-    if (Math.floor(cell / size) !== cell % size && values[k] > top) top = values[k];
-  }
-  return top;
+/** λ of every round, without what clients give to themselves if that is hidden. */
+function vectorsOfAllRounds() {
+  const { shape, values } = unpack(packedInfluence("vector"));
+  const cells = shape[1] * shape[1];
+  return [state.withoutOwn ? values.filter((_, k) => Math.floor((k % cells) / shape[1]) !== k % shape[1]) : values];
 }
 
 /** Classes of the chosen client whose first helper is not the first of λ: {label, helper, share}, the clearest first. */
@@ -84,7 +78,7 @@ function drawMatrix() {
     $("matrix-caption").textContent = "";
     return;
   }
-  const { rows, round, top } = found;
+  const { rows, round, all } = found;
   const size = rows.length;
   const few = size <= MANY;
   const equal = 1 / Math.max(1, count(rows.map((row) => row.find(Number.isFinite) ?? NaN)));
@@ -92,20 +86,21 @@ function drawMatrix() {
   const classes = axisNames(DATA.classes);
   const vector = vectorNow();
   const other = vector ? classesWithAnotherHelper(vector[state.client], rows) : [];
-  const high = Math.max(top, 2 * equal);
+  const [zmin, zmax] = spanOf(all, equal);
   const cell = (width("matrix-chart") - 150) / classes.length;
-  draw("matrix-chart", [{
-    type: "heatmap", z: rows.map((row) => Array.from(row, (value) => (Number.isFinite(value) ? value : null))), x: classes, y: names,
-    zmin: 0, zmax: high, colorscale: diverging(0, equal, high), xgap: few ? 2 : 0, ygap: few ? 2 : 0, colorbar: colorbar("Λ"),
-    texttemplate: few && cell > 34 ? "%{z:.2f}" : undefined, textfont: { size: 11 }, hoverongaps: false,
-    hovertemplate: "%{y} weighs at %{x}: Λ = %{z:.3f}<extra></extra>",
-  }, {
-    x: other.map((one) => classes[one.label]), y: other.map((one) => names[one.helper]), mode: "markers", hoverinfo: "skip",
-    marker: { symbol: "square-open", size: few ? Math.min(30, Math.max(14, cell * 0.7)) : 8, color: css("--ink"), line: { width: 1.6 } },
-  }], {
+  const z = rows.map((row) => Array.from(row, (value) => (Number.isFinite(value) ? value : null)));
+  const cells = { z, x: classes, y: names, zmin, zmax, colorscale: diverging(zmin, equal, zmax) };
+  draw("matrix-chart", [
+    { type: "heatmap", ...cells, xgap: few ? 2 : 0, ygap: few ? 2 : 0, colorbar: colorbar("Λ"), hoverongaps: false, hovertemplate: "%{y} weighs at %{x}: Λ = %{z:.3f}<extra></extra>" },
+    ...(few && cell > 34 ? [numbersOf(cells, (value) => value.toFixed(2), 11)] : []),
+    {
+      x: other.map((one) => classes[one.label]), y: other.map((one) => names[one.helper]), mode: "markers", hoverinfo: "skip",
+      marker: { symbol: "square-open", size: few ? Math.min(30, Math.max(14, cell * 0.7)) : 8, color: css("--ink"), line: { width: 1.6 } },
+    },
+  ], {
     height: few ? 130 + 36 * size : 520, margin: { t: 10, l: 20 },
-    xaxis: { type: "category", title: { text: "class", font: { size: 12 } }, showgrid: false, showticklabels: classes.length <= 60 },
-    yaxis: { type: "category", autorange: "reversed", title: { text: "gives", standoff: 14, font: { size: 12 } }, showgrid: false, showticklabels: size <= 40 },
+    xaxis: cellAxis(classes.length, { title: { text: "class", font: { size: 12 } }, showticklabels: classes.length <= 60 }),
+    yaxis: rowAxis(size, { title: { text: "gives", standoff: 14, font: { size: 12 } }, showticklabels: size <= 40 }),
   });
   const measured = rows.some((row) => row.some(Number.isFinite));
   $("matrix-caption").textContent = !measured

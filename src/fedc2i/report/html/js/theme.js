@@ -30,6 +30,33 @@ function diverging(low, middle, high) {
   ];
 }
 
+/** Red, green and blue of a scale of [place, colour] at a share of its way, mixed as plotly does. */
+function mixed(scale, share) {
+  const k = Math.max(1, scale.findIndex(([at]) => at >= share));
+  const [[low, from], [high, to]] = [scale[k - 1], scale[k]];
+  const way = high > low ? Math.min(1, Math.max(0, (share - low) / (high - low))) : 1;
+  return [1, 3, 5].map((at) => (1 - way) * parseInt(from.slice(at, at + 2), 16) + way * parseInt(to.slice(at, at + 2), 16));
+}
+
+/** Black or white, whichever has more contrast (WCAG) to a colour. */
+function readableOn(colour) {
+  const [red, green, blue] = colour.map((part) => (part <= 10.3 ? part / 3294.6 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > Math.sqrt(1.05 * 0.05) - 0.05 ? "#000000" : "#ffffff";
+}
+
+/** The numbers in the cells of a heat map, a trace of its own: plotly's are grey on pale and on deep colours alike. */
+function numbersOf({ z, x, y, zmin, zmax, colorscale }, text, size) {
+  const cells = z.flatMap((row, m) => row.map((value, i) => ({ value, x: x[i], y: y[m] }))).filter((one) => one.value !== null && Number.isFinite(one.value));
+  return {
+    mode: "text", hoverinfo: "skip", x: cells.map((one) => one.x), y: cells.map((one) => one.y), text: cells.map((one) => text(one.value)),
+    textfont: { size, color: cells.map((one) => readableOn(mixed(colorscale, (one.value - zmin) / (zmax - zmin)))) },
+  };
+}
+
+/** Axes of a heat map: whole cells, the first row on top. */
+const cellAxis = (size, own = {}) => ({ type: "category", range: [-0.5, size - 0.5], showgrid: false, ...own });
+const rowAxis = (size, own = {}) => cellAxis(size, { range: [size - 0.5, -0.5], ...own });
+
 /** What all charts have in common. */
 function layout(own = {}) {
   const axis = { gridcolor: css("--line"), zeroline: false, linecolor: css("--line"), tickfont: { size: 12 }, automargin: true, fixedrange: true, ticks: "" };
