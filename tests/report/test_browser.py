@@ -53,15 +53,17 @@ class Page:
 
     def open(self, size: tuple[int, int] = WIDE, theme: str = "light") -> Page:
         """Loads it anew and waits until it is ready."""
-        wide, high = size
-        self.command(
-            "Emulation.setDeviceMetricsOverride", width=wide, height=high, deviceScaleFactor=1, mobile=wide < 500
-        )
+        self.resize(*size)
         feature = {"name": "prefers-color-scheme", "value": theme}
         self.command("Emulation.setEmulatedMedia", features=[feature])
         self.driver.get(self.path.as_uri())
         self.wait(lambda: self.js("return document.documentElement.dataset.ready"))
         return self
+
+    def resize(self, wide: int, high: int) -> None:
+        self.command(
+            "Emulation.setDeviceMetricsOverride", width=wide, height=high, deviceScaleFactor=1, mobile=wide < 500
+        )
 
     def open_afresh(self) -> tuple[float, float]:
         """Loads it in a new tab, whose process knows no script of it yet; seconds of its thread, and on the clock."""
@@ -212,12 +214,92 @@ def test_seeds_and_runs_can_be_chosen(opened: Page) -> None:
     line = opened.js("return document.getElementById('accuracy-received').data[1].y")
     assert np.allclose(np.array(line, dtype=float), ACCURACY[1, :, 1], atol=1e-2)
     opened.choose("run", 1)
-    assert opened.text("heat-none") == "FedAvg measures no influence of clients on each other."
-    assert opened.shown("heat-none")
-    assert not opened.shown("heat-chart")
-    assert not opened.shown("time")
+    assert opened.text("influence-none") == "FedAvg measures no influence of clients on each other."
+    assert opened.shown("influence-none")
+    assert not any(opened.shown(name) for name in ("heat", "graph", "client", "time"))
+    opened.choose("run", 0)
+    assert all(opened.shown(name) for name in ("heat", "graph", "client", "time"))
+    assert not opened.shown("influence-none")
     opened.choose("against", 1)
     assert np.allclose(opened.heat("difference"), [[2.5] * 5, [0] * 5], atol=0.02)
+
+
+def _luminance(colour: tuple[float, ...]) -> float:
+    """As WCAG defines it, of red, green and blue up to 255."""
+    parts = [part / 255 for part in colour]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_numbers_in_heat_maps_can_be_read(opened: Page, theme: str) -> None:
+    """Each digit has the contrast to the drawn colour of its cell that WCAG asks of small text."""
+    opened.open(theme=theme)
+    for chart, cells in (("heat-chart", 25), ("matrix-chart", 50), ("difference", 10)):
+        opened.js("document.getElementById(arguments[0]).scrollIntoView({behavior: 'instant'})", chart)
+        found = opened.js(
+            """const chart = document.getElementById(arguments[0]);
+            const image = chart.querySelector('.heatmaplayer image');
+            const canvas = document.createElement('canvas');
+            [canvas.width, canvas.height] = [image.width.baseVal.value, image.height.baseVal.value];
+            const paper = canvas.getContext('2d', {willReadFrequently: true});
+            paper.drawImage(image, 0, 0, canvas.width, canvas.height);
+            const box = image.getBoundingClientRect();
+            return [...chart.querySelectorAll('.scatterlayer .text text')].map((digits) => {
+              const at = digits.getBoundingClientRect();
+              const place = [at.x + at.width / 2 - box.x, at.y + at.height / 2 - box.y];
+              return [getComputedStyle(digits).fill, [...paper.getImageData(...place, 1, 1).data]];
+            });""",
+            chart,
+        )
+        assert len(found) == cells
+        for ink, (*cell, alpha) in found:
+            assert alpha == 255
+            text = tuple(float(part) for part in ink.removeprefix("rgb(").removesuffix(")").split(","))
+            dark, light = sorted((_luminance(text), _luminance(tuple(cell))))
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (chart, ink, cell)
+
+
+ENDS = "const {zmin, zmax} = document.getElementById('heat-chart').data[0]; return [zmin, zmax]"
+
+
+def test_colours_reach_as_far_as_the_weights_of_all_rounds(opened: Page) -> None:
+    mean = VECTORS.mean(0)
+    assert opened.js(ENDS) == pytest.approx([mean.min(), mean.max()], abs=1e-4)
+    opened.js("document.getElementById('without-own').click()")
+    others = mean[:, ~np.eye(5, dtype=bool)]
+    assert opened.js(ENDS) == pytest.approx([others.min(), others.max()], abs=1e-4)
+
+
+TILES = (
+    "const tiles = [...document.querySelectorAll('.tile')];"
+    "const values = tiles.map((tile) => tile.querySelector('.value'));"
+    "return [tiles.map((tile) => tile.getBoundingClientRect().top),"
+    " values.some((own) => own.scrollWidth > own.clientWidth)]"
+)
+
+
+def key_numbers_in_rows(page: Page, count: int) -> None:
+    """At every width no row has a single one, and none is cut off."""
+    for wide in (390, 800, 1100, 1280, 1440):
+        page.resize(wide, 900)
+        tops, is_cut = page.js(TILES)
+        assert len(tops) == count
+        assert min(tops.count(top) for top in tops) > 1, wide
+        assert not is_cut, wide
+
+
+def test_no_key_number_of_several_runs_is_alone_in_its_row(opened: Page) -> None:
+    key_numbers_in_rows(opened, 5)
+
+
+def test_equal_weights_of_one_run_stay_pale(driver: Any, tmp_path: Path) -> None:
+    """Half an equal share to both sides, however small the differences are; and this page has six key numbers."""
+    vectors = np.full((1, 4, 4), 0.25) + 0.01 * np.eye(4)
+    result = made_up(blank_federation("abcd"), {0: [[50, 60, 70, 80]]}, influence={"influence_vector": {0: vectors}})
+    page = Page(driver, report.write([result], tmp_path / "equal.html")).open()
+    assert page.js(ENDS) == pytest.approx([0.125, 0.375])
+    key_numbers_in_rows(page, 6)
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE], ids=["390", "1440"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedc2i import __version__
+from fedc2i.analysis.weights import of_last_round
 from fedc2i.core.errors import UserError, how_to_install
 from fedc2i.core.files import write_atomically
 from fedc2i.report.html.chart_data import chart_data, to_script
@@ -95,7 +96,8 @@ def _words(results: Sequence[Result], with_samples: bool | None) -> dict[str, An
     known = [(one, client_influences(one)) for one in results]
     counts = first.federation.class_counts()
     crowded = len(counts) * len(first.federation.classes) > MOST_COUNTS
-    described = [pair for pair in known if pair[1]][:MOST_TEXTS] or known[:1]
+    described = [pair for pair in known if pair[1]][:MOST_TEXTS]
+    described = described or [pair for pair in known if of_last_round(pair[0], "influence_matrix").size][:1]
     return {
         "title": f"{f'{len(results)} runs' if several else first.label} on {first.config.data}",
         "several": several,

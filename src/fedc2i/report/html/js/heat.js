@@ -1,4 +1,18 @@
 // The two heat maps: λ of all clients, and Λ of the chosen one.
+const noInfluence = () => `${currentRun().label} measures no influence of clients on each other.`;
+
+/** Sections about influence that the chosen run did not measure give way to one sentence. */
+function showMeasured() {
+  const { vector, matrix } = currentRun().measured;
+  const shown = { heat: vector, graph: vector, client: vector || matrix || CLIENTS.length > MANY };
+  for (const [id, is] of Object.entries(shown)) {
+    $(id).hidden = !is;
+    document.querySelector(`.toc a[href="#${id}"]`).hidden = !is;
+  }
+  $("influence-none").hidden = Boolean(vector);
+  $("influence-none").textContent = noInfluence();
+}
+
 const width = (id) => $(id).clientWidth || 600;
 
 function drawVector() {
@@ -10,7 +24,7 @@ function drawVector() {
   if (!rows) {
     $("heat-none").textContent = run.measured.vector
       ? `The influence vectors of ${CLIENTS.length} clients are too large for a page; influence.npz in the run folder has them.`
-      : `${run.label} measures no influence of clients on each other.`;
+      : noInfluence();
     $("heat-caption").textContent = "";
     return;
   }

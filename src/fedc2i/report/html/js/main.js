@@ -9,6 +9,7 @@ function drawRound() {
   $("round").setAttribute("aria-valuetext", `round ${roundNumber()}`);
   $("round-name").textContent = `round ${roundNumber()} of ${currentRun().rounds.at(-1) ?? rounds.at(-1)}`;
   $("time").hidden = !influenceIsThere() || rounds.length < 2;
+  showMeasured();
   drawVector();
   drawGraph();
   drawPanel();

@@ -44,7 +44,7 @@ function readableOn(colour) {
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue > Math.sqrt(1.05 * 0.05) - 0.05 ? "#000000" : "#ffffff";
 }
 
-/** The numbers in the cells of a heat map, a trace of its own: plotly's are grey on pale and on deep colours alike. */
+/** The numbers in the cells of a heat map as a separate trace: plotly's are grey on pale and on deep colours alike. */
 function numbersOf({ z, x, y, zmin, zmax, colorscale }, text, size) {
   const cells = z.flatMap((row, m) => row.map((value, i) => ({ value, x: x[i], y: y[m] }))).filter((one) => one.value !== null && Number.isFinite(one.value));
   return {
