@@ -51,10 +51,29 @@ def test_predictions_are_those_of_the_run(run: Path, table: pandas.DataFrame) ->
 def test_command_writes_a_file_once(run: Path, table: pandas.DataFrame, tmp_path: Path) -> None:
     table.head(3).to_csv(tmp_path / "new.csv", index=False)
     arguments = ["predict", str(run), "--client", "south", str(tmp_path / "new.csv"), "--out", str(tmp_path / "p.csv")]
-    assert CliRunner().invoke(app, arguments).exit_code == 0
-    assert len(pandas.read_csv(tmp_path / "p.csv")) == 3
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0
+    assert done.stdout == f"{tmp_path / 'p.csv'}   (3 predictions with the model of south)\n"
+    assert done.stderr == ""
+    written = pandas.read_csv(tmp_path / "p.csv")
+    found = fedc2i.predict(run, "south", tmp_path / "new.csv")
+    assert written["prediction"].tolist() == found["prediction"].tolist()
+    assert written["p(no)"].to_numpy() == pytest.approx(found["p(no)"].to_numpy(), rel=1e-5)
+    assert max(map(len, (tmp_path / "p.csv").read_text().replace("\n", ",").split(","))) <= len("1.23456e-10")
     with pytest.raises(UserError, match="exists already"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_a_category_that_the_run_never_saw_is_named(run: Path, table: pandas.DataFrame, tmp_path: Path) -> None:
+    """It is predicted as no category at all, which a reader of the prediction must know."""
+    rows = table.head(4).assign(sex=["f", "x", "x", None])
+    with pytest.warns(UserWarning, match="rows: column 'sex' has 'x' in 2 rows, which the run never saw; it counts"):
+        found = fedc2i.predict(run, "south", rows)
+    assert found["p(no)"].notna().all()
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    done = CliRunner().invoke(app, ["predict", str(run), "--client", "south", str(tmp_path / "new.csv")])
+    assert done.stderr.startswith(f"warning: {tmp_path / 'new.csv'}: column 'sex' has 'x' in 2 rows")
+    assert len(done.stdout.splitlines()) == 5
 
 
 def test_whose_model_is_asked_with_the_names(run: Path) -> None:

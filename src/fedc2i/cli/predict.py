@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedc2i.cli.shared import Trust
+from fedc2i.cli.shared import Trust, say
 from fedc2i.core.errors import UserError, printable
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def predict(
     """Predict new rows of a table, or new images, with a client's model.
 
     Writes one line a row: the predicted class, and the probability of each class. Rows are encoded as the client's
-    training rows were. Columns that are no inputs are ignored; an unknown category counts as none of the known ones.
-    Images are brought to the size that the run has read.
+    training rows were. Columns that are no inputs are ignored; an unknown category counts as none of the known ones,
+    with a warning. Images are brought to the size that the run has read.
     """
     from fedc2i.core.files import write_atomically
     from fedc2i.runs.predict import predict as compute
@@ -45,9 +46,16 @@ def predict(
     if out is not None and out.exists():
         raise UserError(f"{out}: exists already; choose another --out or remove it")
     point: Point = "received" if before else "trained"
-    text = compute(run, client, rows, seed=seed, point=point, trust=trust).to_csv(index=False)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always", UserWarning)
+        found = compute(run, client, rows, seed=seed, point=point, trust=trust)
+    for note in notes:
+        say(f"warning: {note.message}")
+    text = found.to_csv(index=False, float_format="%.6g")
     if out is None:
         for line in text.splitlines():
             print(printable(line))
     else:
         write_atomically(out, text.encode())
+        count = len(found)
+        print(f"{out}   ({count} prediction{'s' * (count != 1)} with the model of {printable(client)})")

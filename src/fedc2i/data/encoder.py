@@ -77,6 +77,15 @@ class Encoder:
             numbers = _numbers(where, column, values)
             into[:, 0] = np.where(np.isnan(numbers), 0.0, (numbers - mean) / sd)
 
+    def unseen(self, table: pandas.DataFrame) -> dict[str, dict[str, int]]:
+        """Categories of these rows that are not in the schema, by column, each with the number of its rows."""
+        found: dict[str, dict[str, int]] = {}
+        for column in self.schema.columns:
+            if column.kind == "category":
+                counts = ((label(value), int(rows)) for value, rows in table[column.name].value_counts().items())
+                found[column.name] = {value: rows for value, rows in counts if value not in column.categories}
+        return {name: own for name, own in found.items() if own}
+
     def _names(self) -> list[str]:
         return [column.name for column in self.schema.columns]
 

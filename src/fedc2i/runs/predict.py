@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import is_plugin, read_json, refuse_code
 from fedc2i.data.encoder import Encoder
 from fedc2i.data.federation import InputSpec
@@ -23,6 +24,8 @@ from fedc2i.runs.plan import build_model, parse_method
 from fedc2i.runs.settings import make, read_toml
 from fedc2i.runs.stored_models import read_model, require_models
 from fedc2i.training.metrics import AT_ONCE
+
+MOST_NAMED = 8  # categories listed in a line
 
 if TYPE_CHECKING:
     import pandas
@@ -42,6 +45,8 @@ def predict(
     method: Method | None = None,
 ) -> pandas.DataFrame:
     """A client's predictions for new rows of a table, or for new images.
+
+    Warns of categories that the run never saw.
 
     Args:
         folder: a finished run on a table or on images.
@@ -99,7 +104,17 @@ def _rows(encoder: Encoder, rows: Any) -> tuple[Tensor, Any]:
         table = read({"": Path(rows)}, kinds=kinds)[""]
     else:
         table = rows.set_axis([str(name) for name in rows.columns], axis=1)
-    return torch.from_numpy(encoder.encode(str(rows) if isinstance(rows, str | Path) else "rows", table)), table.index
+    where = str(rows) if isinstance(rows, str | Path) else "rows"
+    encoded = torch.from_numpy(encoder.encode(where, table))
+    for column, values in encoder.unseen(table).items():
+        shown = [f"'{one_line(value, 80)}' in {count} row{'s' * (count != 1)}" for value, count in values.items()]
+        more = f", and {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
+        warnings.warn(
+            f"{where}: column '{one_line(column, 80)}' has {', '.join(shown[:MOST_NAMED])}{more}, which the run never "
+            "saw; it counts as none of the known categories",
+            stacklevel=3,
+        )
+    return encoded, table.index
 
 
 def _images(folder: Path, summary: Any, where: Any) -> tuple[Tensor, list[Path]]:
