@@ -36,6 +36,18 @@ def test_a_heading_comes_after_the_runs_before_it(terminal: bool) -> None:
     assert shown.count("60.00 % before local training, 61.00 % after local training") >= 2
 
 
+def test_the_time_of_a_line_is_that_of_its_rounds_as_in_the_summary() -> None:
+    """Half a second each; two of the four were computed before the run was resumed."""
+    result = made_up(blank_federation(("a", "b")), {0: [[50.0, 70.0]] * 4}, method=FedAvg())
+    file = io.StringIO()
+    with ProgressView(Console(file=file, width=160), 1) as view:
+        view.begin(replace(result, rounds=result.rounds[:2]))
+        for report in result.rounds[2:]:
+            view.round(report)
+    assert "4 rounds in 2.0 s, " in file.getvalue()
+    assert result.seconds == 2.0
+
+
 def test_a_narrow_terminal_shows_the_round_and_both_scores() -> None:
     result = made_up(blank_federation(("a", "b")), {0: [[50.0, 70.0]] * 12}, method=FedAvg())
     file = io.StringIO()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from statistics import fmean
@@ -30,7 +29,7 @@ class ProgressView:
         self._started = 0
         self._label, self._metric = "", "accuracy"
         self._names_refused = True
-        self._began = time.perf_counter()
+        self._seconds = 0.0  # of the rounds, as summary.json and the last line have them
         self._last: dict[int, Round] = {}  # by seed, the last that was scored
         self._refused: Counter[tuple[int, str]] = Counter()  # uploads, by seed and client
         self._live = Progress(
@@ -63,7 +62,7 @@ class ProgressView:
         self._close()
         self._started += 1
         self._metric = result.config.metric
-        self._began, self._last, self._refused = time.perf_counter(), {}, Counter()
+        self._seconds, self._last, self._refused = result.seconds, {}, Counter()
         self._names_refused = result.config.engine == "inprocess"  # others `say` it as it happens
         where = "" if ":" in result.config.data else f" on {result.config.data}"  # a path would take the whole line
         seeds = ", ".join(map(str, result.config.seeds))
@@ -93,6 +92,7 @@ class ProgressView:
     def round(self, report: Round) -> None:
         """A round of one seed ended."""
         assert self._task is not None
+        self._seconds += report.seconds
         self._last |= {report.seed: report} if report.metrics else {}
         self._live.update(self._task, completed=report.round, accuracy=self._accuracy(self._is_wide))
         first = [name for name in report.refused if not self._refused[report.seed, name]]
@@ -134,8 +134,7 @@ class ProgressView:
         end = rejected_uploads(rejected)
         self._live.update(self._task, clients="", total=last, accuracy=self._accuracy(self._is_wide) + end)
         if self._live.disable:
-            seconds = time.perf_counter() - self._began
-            self.say(f"{self._label}: {counted(last, 'round')} in {seconds:.1f} s, {self._accuracy()}{end}")
+            self.say(f"{self._label}: {counted(last, 'round')} in {self._seconds:.1f} s, {self._accuracy()}{end}")
         self._task = None
 
 
