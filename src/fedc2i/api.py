@@ -43,7 +43,8 @@ def run(
         out: a new folder to write the run into; nothing is written without it. `resume` continues a run
             that was interrupted.
         observer: watches the run.
-        **settings: run settings (``rounds=20, seeds=(0, 1, 2), lr=1e-3``) and method options (``gamma=5.0``).
+        **settings: run settings (``rounds=20, lr=1e-3``) and method options (``gamma=5.0``). ``seeds=[0, 1, 2]`` lists
+            each seed; a number alone is refused, as it could mean how many.
 
     Raises:
         UserError: for settings that do not fit, before anything is computed.

@@ -153,7 +153,7 @@ def test_files_that_are_not_toml(tmp_path: Path, content: bytes | None, words: s
         ("0-2,7", (0, 1, 2, 7)),
         ("5-5", (5,)),
         ("3", (3,)),
-        (3, (3,)),
+        ([3], (3,)),
         ([1, 2], (1, 2)),
         ((1, 2), (1, 2)),
         (["1", "4-5"], (1, 4, 5)),
@@ -171,6 +171,8 @@ BAD_SEEDS: list[tuple[Any, str]] = [
     *((value, "seeds must be whole numbers such as 0,1,2 or 0-9, got") for value in NO_NUMBERS),
     *((value, "seeds must be different whole numbers, at least one, got") for value in ("1,1", "0-3,2", [2, 2], [])),
     *((value, f"more than {MOST_SEEDS}") for value in (f"0-{'9' * 18}", f"0-{MOST_SEEDS}", f"0-{MOST_SEEDS - 1},5000")),
+    (3, r"seeds lists each seed, not their number, got 3: write \[3\] for seed 3 or '0-2' for 3 seeds"),
+    (0, r"got 0: write \[0\] for seed 0$"),
     ("5-4", "seeds: '5-4' counts down; write the smaller one first"),
 ]
 

@@ -186,6 +186,8 @@ def describe(hint: Any, limits: Limits | None = None) -> str:
         return " | ".join(map(str, get_args(hint)))
     if get_origin(hint) in (types.UnionType, typing.Union):
         return " | ".join(describe(part, limits) for part in get_args(hint))
+    if get_origin(hint) is tuple:
+        return "whole numbers such as 0,1,2 or 0-9"
     if limits is not None and hint in (int, float):
         return f"a {'whole' if hint is int else 'finite'} number {limits}".rstrip()
     names = {float: "a number", int: "a whole number", bool: "true | false", str: "text", type(None): "none"}

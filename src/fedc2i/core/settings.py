@@ -78,7 +78,11 @@ class EngineSettings(TrainingSettings):
         flag_help="Communication rounds.",
     )
     seeds: tuple[int, ...] = setting(
-        (0,), "one run for each", numbers=False, flags=_WITH_PAPER, flag_help="For example 0,1,2 or 0-9."
+        (0,),
+        "one run for each; three seeds are 0,1,2 or 0-2, and 3 is the one seed 3",
+        numbers=False,
+        flags=_WITH_PAPER,
+        flag_help="Each seed, not their number: 0,1,2 or 0-9.",
     )
     clients_per_round: int | str = setting("100%", "a number of clients, or a share such as 20%")
     evaluate_every: int = setting(1, "rounds between evaluations; 0: only after the last round", low=0)

@@ -309,7 +309,15 @@ def run_settings() -> tuple[str, ...]:
 
 
 def parse_seeds(value: Any) -> tuple[int, ...]:
-    """``"0,1,2"``, ``"0-9"``, ``3`` or a list to a tuple of whole numbers, at least 0."""
+    """``"0,1,2"``, ``"0-9"`` or a list to a tuple of whole numbers, at least 0.
+
+    A single number of Python or TOML is refused: it reads as the number of seeds.
+    """
+    if type(value) is int and value >= 0:
+        several = f" or '0-{value - 1}' for {value} seeds" if value > 1 else ""
+        raise UserError(
+            f"seeds lists each seed, not their number, got {value}: write [{value}] for seed {value}{several}"
+        )
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",")]
     elif not isinstance(value, Sequence):
