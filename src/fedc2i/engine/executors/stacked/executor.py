@@ -166,7 +166,8 @@ class StackedExecutor:
                 params = stepper.run(params, rows, steps, tensors)
 
         def upload(params: Params, data: Batch, own: _SiteTensors) -> Params:
-            return context.method.upload(params, data, self._site(first, own, ("upload",)))
+            with VmapRules():
+                return context.method.upload(params, data, self._site(first, own, ("upload",)))
 
         lifted = self._graphed(first, ("upload",), tensors, _over_both(upload, (0, 0, dims)))
         with torch.no_grad():
@@ -202,7 +203,8 @@ class StackedExecutor:
         kind = ("personalise", 0 if probes is None else probes.y.shape[2])
 
         def one(params: Params, probe: Batch | None, own: _SiteTensors) -> tuple[Params, dict[str, Tensor]]:
-            start, measured = first.context.method.personalise(params, probe, self._site(first, own, kind))
+            with VmapRules():
+                start, measured = first.context.method.personalise(params, probe, self._site(first, own, kind))
             return start, dict(measured)
 
         lifted = self._graphed(first, kind, tensors, _over_both(one, (0, None if probes is None else 0, dims)))
