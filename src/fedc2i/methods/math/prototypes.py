@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from fedc2i.methods.messages import Message
 from fedc2i.training.local import Batch
 
-AT_ONCE = 500  # images in one forward pass: bounds memory, whatever a client's size
+AT_ONCE = 128  # images in one forward pass: bounds memory, whatever a client's size
 
 
 @dataclass(frozen=True)
