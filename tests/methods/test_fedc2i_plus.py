@@ -134,7 +134,7 @@ def test_three_networks_predict_by_their_shares(federation: Federation, model: M
 
 
 def test_without_its_parts_it_is_fedc2i(federation: Federation, model: Model) -> None:
-    plain = FedC2I(influence="first-order", influence_samples=64)
+    plain = FedC2I(influence="first-order")
     parts = FedC2IPlus(ld=0.0, guard=False, gamma=5.0)
     one, two = run(plain, model, federation)[0], run(parts, model, federation)[0]
     assert one.received.keys() == two.received.keys()

@@ -51,7 +51,7 @@ DESIGN = tuple(a for a in itertools.product(range(STEPS + 1), repeat=3) if sum(a
 CAUTION = 2.0  # κ
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
 MEMORY = 0.5  # weight of the earlier β in the moving mean
-PROTOTYPE_SAMPLES = 256  # that a client's prototypes are means of, at most
+PROTOTYPE_SAMPLES = 128  # that a client's prototypes are means of, at most
 OWN, KEPT = "own.", "kept."  # private: v and u
 SHARES, DEGREES = "guard.shares", "guard.temperatures"  # private: β, and a temperature for each network
 _WORST = -1e4  # in place of a log-probability that is not a number
@@ -70,9 +70,6 @@ class FedC2IPlus(FedC2I):
     )
     influence: Literal["exact", "first-order"] = option(
         "first-order", "client-level losses: one forward pass for each model, or one gradient for all"
-    )
-    influence_samples: int | Literal["all"] = option(
-        64, "samples that influence is measured on, or all there are", low=1
     )
     ld: float = option(1.0, "weight of the distance to the shared prototypes; 0: none are sent", low=0)
     guard: bool = option(True, "train a private network as well, and predict with both by their held-out loss")
