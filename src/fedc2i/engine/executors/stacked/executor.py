@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -166,7 +167,7 @@ class StackedExecutor:
                 params = stepper.run(params, rows, steps, tensors)
 
         def upload(params: Params, data: Batch, own: _SiteTensors) -> Params:
-            with VmapRules():
+            with self._rules():
                 return context.method.upload(params, data, self._site(first, own, ("upload",)))
 
         lifted = self._graphed(first, ("upload",), tensors, _over_both(upload, (0, 0, dims)))
@@ -194,6 +195,10 @@ class StackedExecutor:
 
         return self._cached(first, kind, tensors, make)
 
+    def _rules(self) -> AbstractContextManager[Any]:
+        """For uploads and exchanges; on a CPU, patches of their many samples would need memory that nobody counted."""
+        return VmapRules() if self._device.type == "cuda" else nullcontext()
+
     def _personalise(self, chunk: list[ClientBatch], evaluate: bool) -> list[Personalised]:
         first = chunk[0]
         tensors, dims = self._site_tensors(chunk)
@@ -203,7 +208,7 @@ class StackedExecutor:
         kind = ("personalise", 0 if probes is None else probes.y.shape[2])
 
         def one(params: Params, probe: Batch | None, own: _SiteTensors) -> tuple[Params, dict[str, Tensor]]:
-            with VmapRules():
+            with self._rules():
                 start, measured = first.context.method.personalise(params, probe, self._site(first, own, kind))
             return start, dict(measured)
 
