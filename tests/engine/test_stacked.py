@@ -342,10 +342,10 @@ def test_what_shapes_of_earlier_rounds_needed_is_given_up(
     kept, real = [], StackedExecutor._cached
 
     def made_once(executor: StackedExecutor, turn: ClientBatch, *args: Any) -> Any:
-        before = set(executor._cache)
+        before = set(executor._graphs._cache)
         made = real(executor, turn, *args)
-        if executor._cache.keys() - before:
-            kept.append({own.used for own in executor._cache.values()} - {turn.round, turn.round - 1})
+        if executor._graphs._cache.keys() - before:
+            kept.append({own.used for own in executor._graphs._cache.values()} - {turn.round, turn.round - 1})
         return made
 
     monkeypatch.setattr(StackedExecutor, "_cached", made_once)

@@ -20,8 +20,8 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, row
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor, OnClient
-from fedc2i.engine.executors.stacked.executor import WatchedSite
 from fedc2i.engine.executors.stacked.stepper import capture
+from fedc2i.engine.executors.stacked.watched_site import WatchedSite
 from fedc2i.training.local import AnyLayout, Batch, Optimiser, like
 
 _MOST_SIZES = 8  # batch sizes with a graph; others, such as the last of very different clients, run without

@@ -9,49 +9,32 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves
 
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params, Stacked, row, select, stack
 from fedc2i.data.federation import InputSpec
-from fedc2i.engine.client import ClientData, LocalClient, RunContext
+from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.executors.stacked.chunks import Compute, Result, clients_that_fit, in_chunks
+from fedc2i.engine.executors.stacked.graph_cache import GraphCache, Kind
 from fedc2i.engine.executors.stacked.padded_data import PaddedData, moved
-from fedc2i.engine.executors.stacked.stepper import GraphedFunction, Stepper
+from fedc2i.engine.executors.stacked.stepper import Stepper
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
+from fedc2i.engine.executors.stacked.watched_site import WatchedClient, WatchedSite
 from fedc2i.engine.records import Metrics
 from fedc2i.methods.base import Phase, Site
 from fedc2i.training.local import Batch
 from fedc2i.training.metrics import defined
 
 _WIDEST_PATCH = 128  # numbers in a patch: up to this many, cuDNN's convolutions are slower than a product
-_Made = TypeVar("_Made")
-_Kind = tuple[Any, ...]  # names a piece of a round's work
 _SiteTensors = dict[str, Any]  # the tensors of a Site, each with or without an axis for clients
-
-
-class _Cached(NamedTuple):
-    """Something with a CUDA graph, the round it is for (0: any), and the round it was last used in."""
-
-    work: Any
-    round: int
-    used: int
-
-
-@dataclass
-class _Uses:
-    """A function, since the round of its first use; from the next use on as a CUDA graph."""
-
-    since: int
-    graphed: GraphedFunction | None = None
 
 
 class StackedExecutor:
@@ -64,8 +47,7 @@ class StackedExecutor:
         self._device = data[0].counts.device
         self._padded = PaddedData(data, contexts)
         self._at_once = clients_at_once  # 0: not known yet
-        self._cache: dict[Any, _Cached] = {}
-        self._reads_round: set[_Kind] = set()
+        self._graphs = GraphCache(self._device)
 
     def train(self, batches: Sequence[ClientBatch], evaluate: bool) -> list[Trained]:
         """See `Executor.train`."""
@@ -84,9 +66,10 @@ class StackedExecutor:
 
     def _metrics(self, batch: ClientBatch) -> list[dict[str, Tensor]]:
         """What `evaluate` reports, still on the device."""
-        kind: _Kind = ("evaluate", *batch.clients)
+        kind: Kind = ("evaluate", *batch.clients)
         clients = [
-            _WatchedClient(batch.context, self._data[m], lambda: self._reads_round.add(kind)) for m in batch.clients
+            WatchedClient(batch.context, self._data[m], lambda: self._graphs.reads_round.add(kind))
+            for m in batch.clients
         ]
 
         def metrics(models: Stacked, tensors: _SiteTensors) -> list[dict[str, Tensor]]:
@@ -103,12 +86,12 @@ class StackedExecutor:
         tensors = {"received": batch.download.shared, "personal": _personal_rows(batch), "position": position}
         if len(batch.clients) < len(self._data):  # other clients in the next round: not worth a CUDA graph
             return metrics(batch.params, tensors)
-        result: list[dict[str, Tensor]] = self._graphed(batch, kind, tensors, metrics)(batch.params, tensors)
+        result: list[dict[str, Tensor]] = self._graphs.graphed(batch, kind, tensors, metrics)(batch.params, tensors)
         return result
 
     def close(self) -> None:
         """Releases the CUDA graphs and their memory."""
-        self._cache.clear()
+        self._graphs.clear()
 
     def _evaluate(self, chunk: Sequence[ClientBatch], models: Sequence[Stacked], wanted: bool) -> list[Metrics]:
         pairs = zip(chunk, models, strict=True)
@@ -125,7 +108,7 @@ class StackedExecutor:
                 if largest == 1:
                     raise UserError("a single client does not fit into the device's memory; use device=cpu") from None
             self._at_once = largest // 2
-            self._cache.clear()
+            self._graphs.clear()
             gc.collect()  # a user's method may hold tensors in reference cycles
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -151,10 +134,10 @@ class StackedExecutor:
         received = {name: 0 if name in personal else None for name in tensors["received"]}
         return tensors, {"counts": 0, "position": 0, "received": received}
 
-    def _site(self, first: ClientBatch, own: _SiteTensors, kind: _Kind, training: bool = False) -> Site:
+    def _site(self, first: ClientBatch, own: _SiteTensors, kind: Kind, training: bool = False) -> Site:
         """A client's site; it notes if the round's number matters: then a CUDA graph serves that round only."""
         more: dict[str, Any] = {"round": first.round, "rounds": first.context.rounds, "training": training}
-        return WatchedSite(first.context.model, **own, **more, on_round=lambda: self._reads_round.add(kind))
+        return WatchedSite(first.context.model, **own, **more, on_round=lambda: self._graphs.reads_round.add(kind))
 
     def _train(self, chunk: list[ClientBatch], evaluate: bool) -> list[Trained]:
         first, context, rows = chunk[0], chunk[0].context, self._padded.rows(chunk)
@@ -170,7 +153,7 @@ class StackedExecutor:
             with self._rules():
                 return context.method.upload(params, data, self._site(first, own, ("upload",)))
 
-        lifted = self._graphed(first, ("upload",), tensors, _over_both(upload, (0, 0, dims)))
+        lifted = self._graphs.graphed(first, ("upload",), tensors, _over_both(upload, (0, 0, dims)))
         with torch.no_grad():
             uploads = lifted(params, self._padded.training_sets(rows), tensors)
         if self._device.type == "cuda":  # while it trains: nothing since the first step has waited for it
@@ -193,7 +176,7 @@ class StackedExecutor:
         def make() -> Stepper:
             return Stepper(loss, names, self._padded.train, context.training, dims, context.method.average)
 
-        return self._cached(first, kind, tensors, make)
+        return self._graphs.cached(first, kind, tensors, make)
 
     def _rules(self) -> AbstractContextManager[Any]:
         """For uploads and exchanges; on a CPU, patches of their many samples would need memory that nobody counted."""
@@ -212,65 +195,12 @@ class StackedExecutor:
                 start, measured = first.context.method.personalise(params, probe, self._site(first, own, kind))
             return start, dict(measured)
 
-        lifted = self._graphed(first, kind, tensors, _over_both(one, (0, None if probes is None else 0, dims)))
+        lifted = self._graphs.graphed(first, kind, tensors, _over_both(one, (0, None if probes is None else 0, dims)))
         with torch.no_grad():
             starts, measured = lifted(stack([batch.params for batch in chunk]), probes, tensors)
         received = _unstack(starts, len(chunk))
         metrics = self._evaluate(chunk, received, evaluate)
         return [Personalised(*own) for own in zip(received, _unstack(measured, len(chunk)), metrics, strict=True)]
-
-    def _graphed(
-        self, first: ClientBatch, kind: _Kind, tensors: _SiteTensors, function: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        """The function; from the second round that needs it for these shapes, on a GPU, as a CUDA graph.
-
-        A capture takes longer than a few calls. It does not pay for one round: for the uploads of the first, that have
-        received nothing, or for the last, the only one that is evaluated in many runs.
-        """
-        uses = self._cached(first, kind, tensors, lambda: _Uses(first.round))
-        if uses.graphed is None and first.round in (uses.since, first.context.rounds):
-            return function
-        uses.graphed = uses.graphed or GraphedFunction(function, self._device)
-        return uses.graphed
-
-    def _cached(self, first: ClientBatch, kind: _Kind, tensors: _SiteTensors, make: Callable[[], _Made]) -> _Made:
-        """What was made for this kind of work and these shapes; made again where the round's number matters.
-
-        What was not used in this round or the last is dropped when something new is made: every CUDA graph reserves
-        the memory it needs.
-        """
-        shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(tensors))
-        number = first.round if kind in self._reads_round else 0
-        key = (kind, *tensors["received"], shapes)
-        before = self._cache.get(key)
-        if before is None:  # a server that comes to know more clients sends other shapes every round
-            self._cache = {key: cached for key, cached in self._cache.items() if cached.used >= first.round - 1}
-        made: _Made = make() if before is None or before.round != number else before.work
-        self._cache[key] = _Cached(made, number, first.round)
-        return made
-
-
-class _WatchedClient(LocalClient):
-    """A client that notes when its predictions depend on the round."""
-
-    def __init__(self, context: RunContext, data: ClientData, on_round: Callable[[], None]) -> None:
-        super().__init__(context, data)
-        self._on_round = on_round
-
-    def _site(self, received: Params, position: int | Tensor, round: int) -> Site:
-        return WatchedSite(**vars(super()._site(received, position, round)), on_round=self._on_round)
-
-
-@dataclass(frozen=True)
-class WatchedSite(Site):
-    """A `Site` that notes when somebody reads the round."""
-
-    on_round: Callable[[], None] = lambda: None
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "round":
-            object.__getattribute__(self, "on_round")()
-        return super().__getattribute__(name)
 
 
 def _personal_rows(batch: ClientBatch) -> Stacked:
