@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 
-from fedc2i import Federation
+from fedc2i import Federation, load
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
 from fedc2i.data.federation import Client, Split
+from fedc2i.data.scaling import Scaling
 from fedc2i.deploy import client_app
 from fedc2i.deploy.client_app import app_in, home_of
 from fedc2i.deploy.run_description import describe, understand
@@ -84,6 +86,19 @@ def test_labels_are_numbered_by_the_runs_classes(run: tuple[str, ...], labels: l
     assert site.client.train.y.tolist() == [0, 1, 1]  # its own data stays unchanged
     with pytest.raises(UserError, match=r"^the run has no class cow, eel; it has "):
         home(("cat", "cow", "eel"), [0, 1]).data(run)
+
+
+def test_a_site_keeps_how_its_own_inputs_were_standardised() -> None:
+    """What `fedc2i export` needs; of images nothing, as models scale them."""
+    assignment: Any = SimpleNamespace(context=SimpleNamespace(seed=0), config="")
+    data = load("heart")
+    texts = Home(data.clients[1], data.classes).predictor(assignment, data.classes).texts
+    stored = json.loads(texts["scaling.json"])["clients"]
+    assert [*stored] == ["Hungary"]
+    by = Scaling.from_json(stored["Hungary"])
+    raw = load("heart", scale="none").clients[1].test.x
+    assert torch.equal(by.apply(raw), data.clients[1].test.x)
+    assert "scaling.json" not in home(("cat",), [0]).predictor(assignment, ("cat",)).texts
 
 
 @pytest.fixture

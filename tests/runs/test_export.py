@@ -158,7 +158,58 @@ def test_the_snippet_of_every_built_in_network_runs(
     names = {"x": x}
     with torch.no_grad():
         exec(code_of(tmp_path / "model.md"), names)
-        assert_close(names["logits"], own.logits(x))
+        assert_close(names["logits"], own.logits(own.scaling.apply(x) if own.scaling else x))
+
+
+@pytest.mark.parametrize("scale", ["client", "federated", "none"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt2"])
+def test_the_card_of_signals_is_enough_to_predict(
+    scale: Any, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From windows as they were recorded; b has another offset, and its second channel is broken."""
+    rng, y = np.random.default_rng(0), np.arange(12) % 3
+    windows = {"a": rng.normal(5, 2, (12, 2, 19)), "b": rng.normal(-3, 9, (12, 2, 19))}
+    windows["b"][:, 1] = 7.0
+    data = fedc2i.from_arrays({name: (x, y, x, y) for name, x in windows.items()}, scale=scale)
+    fedc2i.run("fedavg", data, model="cnn1d", rounds=1, epochs=1, out=tmp_path / "run")
+    card = export(tmp_path / "run", "b", tmp_path / f"model{suffix}")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"x": torch.from_numpy(windows["b"][:4]).float()}
+    with torch.no_grad():
+        exec(code_of(card), names)
+        assert_close(names["logits"], read_client(tmp_path / "run", "b").logits(data.clients[1].test.x[:4]))
+    text = card.read_text(encoding="utf-8")
+    assert ("## Inputs" in text) == (tmp_path / "model.json").exists() == (scale != "none")
+    assert ("of all clients' training data" in text) == (scale == "federated")
+    assert ("| 1 | channel 1 | 0: it does not vary in the training data |" in text) == (scale == "client")
+
+
+def test_the_card_of_the_hospitals_names_its_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patient of Long Beach as the file has her, computed by hand from the stored means; and after a partition."""
+    fedc2i.run("local", "heart", rounds=1, partition="iid:2", out=tmp_path / "run")
+    card = export(tmp_path / "run", "Long Beach/2", tmp_path / "model.pt2")
+    how = json.loads((tmp_path / "model.json").read_text())
+    assert how["inputs"][:3] == ["age", "sex", "trestbps"]
+    assert f"| 0 | age | (value - {how['mean'][0]:.9g}) / {how['sd'][0]:.9g} |" in card.read_text(encoding="utf-8")
+    whole = fedc2i.load("heart", scale="none").clients[3].train.x
+    np.testing.assert_allclose(how["mean"], whole.double().mean(0), rtol=1e-6)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"x": whole[:5]}
+    with torch.no_grad():
+        exec(code_of(card), names)
+        scaled = fedc2i.load("heart").clients[3].train.x[:5]
+        assert_close(names["logits"], read_client(tmp_path / "run", "Long Beach/2").logits(scaled))
+
+
+@pytest.mark.parametrize(
+    "bad", ["{}", '{"clients": {"b": {"inputs": [], "mean": [1], "sd": [1e999], "shared": false}}}', "["]
+)
+def test_damaged_means_are_told_in_a_line(bad: str, tmp_path: Path) -> None:
+    x, y = np.zeros((4, 1)), np.arange(4) % 2
+    fedc2i.run("local", fedc2i.from_arrays({"b": (x, y, x, y)}), rounds=1, out=tmp_path / "run")
+    (tmp_path / "run" / "scaling.json").write_text(bad)
+    with pytest.raises(UserError, match=r"scaling\.json: cannot be read"):
+        export(tmp_path / "run", "b", tmp_path / "model.pt2")
 
 
 ROWS = [
@@ -195,7 +246,8 @@ def test_the_card_of_a_table_is_enough_to_predict(
     with torch.no_grad():
         exec(code, names)
     found = names["logits"].softmax(1).numpy()
-    expected = fedc2i.predict(table_run, client, pandas.DataFrame(ROWS))[["p(no)", "p(yes)"]].to_numpy()
+    with pytest.warns(UserWarning, match="column 'sex' has 'x' in 1 row"):
+        expected = fedc2i.predict(table_run, client, pandas.DataFrame(ROWS))[["p(no)", "p(yes)"]].to_numpy()
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert suffix == ".safetensors" or "fedc2i" not in code
     (tmp_path / "model.md").unlink()
@@ -216,7 +268,7 @@ def test_the_card_of_a_table_names_its_inputs_in_order(table_run: Path, tmp_path
         f"| 0 | age | (value - {mean:.9g}) / {sd:.9g}; 0 if it is missing |",
         "| 3 | sex=m | 1 if it is m, else 0 |",
         "| 4 | smoker | 1 if true, 0 if false |",
-        "| 5 | dose | 0: it does not vary in the training rows |",
+        "| 5 | dose | 0: it does not vary in the training data |",
     ):
         assert text in card
 

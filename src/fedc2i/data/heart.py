@@ -45,7 +45,7 @@ def load(argument: str, options: DataOptions) -> Federation:
     keys = [named[name.strip().lower()] for name in wanted]
     return Federation(
         name=f"heart:{argument}" if argument else "heart",
-        clients=scale([_hospital(key) for key in keys], options.scale),
+        clients=scale([_hospital(key) for key in keys], options.scale, COLUMNS),
         classes=("healthy", "ill"),
         notes=NOTES,
         preset={"model": "mlp", "rounds": 20},

@@ -121,8 +121,9 @@ def _split(client: Client, spec: _Spec, classes: int, seed: int, min_samples: in
         )
     validation = _follow(counts, client.validation.y.numpy(), rng)
     return [
-        Client(
-            f"{client.name}/{k + 1}",
+        replace(
+            client,
+            name=f"{client.name}/{k + 1}",
             train=_take(client.train, train[k]),
             validation=_take(client.validation, validation[k]),
             test=_take(client.test, test[k]),

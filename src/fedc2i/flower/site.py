@@ -17,6 +17,7 @@ from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.params import Params, row, stack
 from fedc2i.core.seeding import repeatable
 from fedc2i.core.settings import EngineSettings
+from fedc2i.data import scaling
 from fedc2i.data.federation import Client, InputSpec, Split
 from fedc2i.data.schema import Schema, check_fit
 from fedc2i.data.table import ENCODING, Rows
@@ -105,7 +106,7 @@ class Home:
         seed, told = assignment.context.seed, self.introduction()
         summary = {"classes": classes, "seeds": [seed], "input": told.input.to_json(), "samples": told.samples}
         texts = {"config.toml": assignment.config, "summary.json": json.dumps(summary)}
-        texts |= {ENCODING: self.encoding} if self.encoding else {}
+        texts |= {ENCODING: self.encoding} if self.encoding else scaling.attachment([self.client])
         return Predictor(self.client.name, seed, texts)
 
     def secret(self, run: str) -> bytes:

@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedc2i.core.errors import one_line
+from fedc2i.data.encoder import Encoder
+from fedc2i.data.federation import InputSpec
+from fedc2i.data.scaling import SCALING, Scaling
 from fedc2i.data.schema import Column
 from fedc2i.models import networks
 from fedc2i.runs.client_model import ClientModel
 
+CONSTANT = "0: it does not vary in the training data"
 MOST_INPUTS = 200  # listed in the card; the file beside it has all
 _SCALES = {
-    "client": " Means and deviations are of this client's training rows: another client's model needs its own.",
-    "federated": " Means and deviations are of all clients' training rows.",
+    "client": " Means and deviations are of this client's training data: another client's model needs its own.",
+    "federated": " Means and deviations are of all clients' training data.",
     "none": "",
 }
 _ENCODE = """\
@@ -32,22 +36,44 @@ def encode(row):  # values by column: numbers, True or False, texts ("1", not 1.
 
 
 x = torch.tensor([encode(row) for row in rows])"""
+_STANDARDISE = """\
+scaling = json.load(open("{file}", encoding="utf-8"))
+mean, sd = (torch.tensor(scaling[name], dtype=torch.float64).reshape({shape}) for name in ("mean", "sd"))
+x = torch.where(sd > 0, (x - mean) / sd, 0.0).float()"""
 
 
 def inputs_of(own: ClientModel, file: str) -> list[str]:
-    """What a row of a table becomes; nothing of other data."""
-    if own.encoder is None:
+    """What a sample becomes, input by input; nothing of images, and of data that was not standardised."""
+    listed = _of_table(own.encoder) if own.encoder else _of_scaling(own.scaling, own.sample) if own.scaling else []
+    if not listed:
         return []
-    encoding, count = Path(file).with_suffix(".json").name, len(own.encoder.schema.inputs)
-    lines = []
-    for column, mean, sd in zip(own.encoder.schema.columns, own.encoder.mean, own.encoder.sd, strict=True):
-        lines += [(_cell(name), value) for name, value in zip(column.inputs, _values(column, mean, sd), strict=True)]
-    rows = [f"| {number} | {name} | {value} |" for number, (name, value) in enumerate(lines[:MOST_INPUTS])]
+    encoding, count = Path(file).with_suffix(".json").name, len(listed)
+    rows = [f"| {number} | {name} | {value} |" for number, (name, value) in enumerate(listed[:MOST_INPUTS])]
     more = [f"\nThe other {count - MOST_INPUTS:,} are in `{encoding}`."] if count > MOST_INPUTS else []
+    what = f"{count:,} numbers" if len(own.sample.shape) == 1 else f"{count:,} channels of {own.sample}"
+    scale = own.result.config.scale if own.encoder else "federated" if own.scaling and own.scaling.shared else "client"
     return [
         "## Inputs",
-        f"{count:,} numbers (float32) in this order, which `{encoding}` has as well.{_SCALES[own.result.config.scale]}",
+        f"{what} (float32) in this order, which `{encoding}` has as well.{_SCALES[scale]}",
         "\n".join(["| place | input | value |", "|---|---|---|", *rows, *more]),
+    ]
+
+
+def _of_table(encoder: Encoder) -> list[tuple[str, str]]:
+    """Name and value of each input of a table's rows."""
+    listed = []
+    for column, mean, sd in zip(encoder.schema.columns, encoder.mean, encoder.sd, strict=True):
+        listed += [(_cell(name), value) for name, value in zip(column.inputs, _values(column, mean, sd), strict=True)]
+    return listed
+
+
+def _of_scaling(scaling: Scaling, sample: InputSpec) -> list[tuple[str, str]]:
+    """Name and value of each feature or channel."""
+    kind = "feature" if len(sample.shape) == 1 else "channel"
+    names = scaling.inputs or tuple(f"{kind} {number}" for number in range(len(scaling.mean)))
+    each = zip(names, scaling.mean.tolist(), scaling.sd.tolist(), strict=True)
+    return [
+        (_cell(name), f"(value - {mean:.9g}) / {sd:.9g}" if math.isfinite(sd) else CONSTANT) for name, mean, sd in each
     ]
 
 
@@ -56,7 +82,7 @@ def _values(column: Column, mean: float, sd: float) -> Iterator[str]:
     if column.kind == "category":
         yield from (f"1 if it is {_cell(category)}, else 0" for category in column.categories)
     elif sd == 0:
-        yield "0: it does not vary in the training rows"
+        yield CONSTANT
     elif column.kind == "boolean":
         yield "1 if true, 0 if false" + " or missing" * column.missing
     else:
@@ -72,11 +98,10 @@ def _cell(text: str) -> str:
 
 def snippet(own: ClientModel, file: str) -> str:
     """Python that loads the model and computes logits, of rows of a table from their values."""
-    first = [] if own.encoder is None else ["import json", ""]
+    first = ["import json", ""] if own.encoder or own.scaling else []
     if file.endswith(".pt2"):
         made = f'model = torch.export.load("{file}").module()'
-        given = [_given(own)] if own.encoder is None else []
-        return "\n".join([*first, "import torch", "", made, *_rows(own, file), *given, "logits = model(x)"])
+        return "\n".join([*first, "import torch", "", made, *_inputs(own, file), "logits = model(x)"])
     imported, built = _network(own)
     return "\n".join(
         [
@@ -88,26 +113,26 @@ def snippet(own: ClientModel, file: str) -> str:
             f"net = {built}",
             f'net.load_state_dict(load_file("{file}"))',
             "net.eval()",
-            *_rows(own, file),
+            *_inputs(own, file),
             *_reading(own),
         ]
     )
 
 
-def _rows(own: ClientModel, file: str) -> list[str]:
-    if own.encoder is None:
-        return []
-    encoding = Path(file).with_suffix(".json").name
-    return [f'columns = json.load(open("{encoding}", encoding="utf-8"))["columns"]', "", "", _ENCODE]
-
-
-def _given(own: ClientModel) -> str:
-    """What ``x`` is, if it is not made of rows."""
-    shape, scale = ", ".join(map(str, own.sample.shape)), own.result.config.scale
+def _inputs(own: ClientModel, file: str) -> list[str]:
+    """How ``x`` is made of rows, or what it is before and after it is standardised."""
+    encoding, shape = Path(file).with_suffix(".json").name, ", ".join(map(str, own.sample.shape))
+    if own.encoder:
+        return [f'columns = json.load(open("{encoding}", encoding="utf-8"))["columns"]', "", "", _ENCODE]
     if own.sample.is_image:
-        return f"# x: uint8 images (N, {shape})"
-    how = "as in the data" if scale == "none" else f"standardised as in the run (scale={scale})"
-    return f"# x: float32 (N, {shape}), {how}"
+        return [f"# x: uint8 images (N, {shape})"]
+    if own.scaling:
+        by_channel = ", ".join(map(str, (-1, *(1 for _ in own.sample.shape[1:]))))
+        given = f"# x: float32 (N, {shape}), as in the data"
+        return [given, *_STANDARDISE.format(file=encoding, shape=by_channel).splitlines()]
+    is_raw = own.result.config.scale == "none"
+    how = "as in the data" if is_raw else f"standardised if the run's data was, whose folder has no {SCALING}"
+    return [f"# x: float32 (N, {shape}), {how}"]
 
 
 def _network(own: ClientModel) -> tuple[list[str], str]:
@@ -139,12 +164,11 @@ def _reading(own: ClientModel) -> list[str]:
     """How the network reads samples."""
     how = getattr(own.model.module_with(own.params), "preprocessing", None)
     if how is None:
-        given = [] if own.encoder is not None else [_given(own)]
-        return [*given, *["x = x.float() / 127.5 - 1"] * own.sample.is_image, "logits = net(x)"]
+        return [*["x = x.float() / 127.5 - 1"] * own.sample.is_image, "logits = net(x)"]
     mean, sd = ([round(value, 6) for value in values] for values in (how.mean, how.sd))
     options = f'({how.size}, {how.size}), mode="{how.interpolation}", antialias=True'
     return [
         f"x = torch.nn.functional.interpolate(x.float() / 255, {options})",
         f"mean, sd = torch.tensor({mean}).view(3, 1, 1), torch.tensor({sd}).view(3, 1, 1)",
-        "logits = net((x - mean) / sd)  # x: uint8 images (N, 3, H, W)",
+        "logits = net((x - mean) / sd)",
     ]

@@ -15,6 +15,7 @@ from fedc2i.core.files import read_json
 from fedc2i.core.params import Params
 from fedc2i.data.encoder import Encoder
 from fedc2i.data.federation import InputSpec
+from fedc2i.data.scaling import SCALING, Scaling
 from fedc2i.data.table import ENCODING
 from fedc2i.engine.records import Point
 from fedc2i.methods.base import Method, Site
@@ -39,6 +40,7 @@ class ClientModel:
     sample: InputSpec
     result: Result
     encoder: Encoder | None = None  # of a table's rows
+    scaling: Scaling | None = None  # of other inputs, if it is known
 
     def logits(self, x: Tensor) -> Tensor:
         """What the method predicts."""
@@ -85,7 +87,8 @@ def read_client(
     params = read_model(folder, client, chosen, point)
     has_rows = (folder / ENCODING).is_file()
     encoder = read_encoder(folder, client, {"clients": list(result.federation.names)}) if has_rows else None
-    return ClientModel(client, chosen, point, result.method, built, params, sample, result, encoder)
+    scaling = read_scaling(folder, client, sample) if (folder / SCALING).is_file() else None
+    return ClientModel(client, chosen, point, result.method, built, params, sample, result, encoder, scaling)
 
 
 def read_encoder(folder: Path, client: str, summary: Mapping[str, Any]) -> Encoder:
@@ -106,6 +109,21 @@ def read_encoder(folder: Path, client: str, summary: Mapping[str, Any]) -> Encod
         hint = nearest(client, names)
         raise UserError(f"{folder}: no client '{one_line(client)}'{hint}, allowed are {', '.join(names)}")
     return Encoder.from_json(by_client[client])
+
+
+def read_scaling(folder: Path, client: str, sample: InputSpec) -> Scaling:
+    """How the client's samples were standardised.
+
+    Raises:
+        UserError: if the file is damaged, or is not of this client and such samples.
+    """
+    try:
+        found = Scaling.from_json(read_json(folder / SCALING)["clients"][client])
+        if len(found.mean) != sample.shape[0]:
+            raise ValueError(f"{len(found.mean)} means for {sample}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{folder / SCALING}: cannot be read ({flaw(error)})") from None
+    return found
 
 
 def _is_of_site(folder: Path) -> bool:

@@ -3,7 +3,7 @@
 ``model.safetensors`` holds the network under its own names, adapters merged and constants included: it loads into the
 network wherever that comes from, and is a start for another run (``--weights``). ``model.pt2`` is what the method
 predicts with, from images or encoded rows to logits, and loads with ``torch.export.load``. Beside either lies the
-card, ``model.md``, and of a table ``model.json``: how this client's rows become inputs.
+card, ``model.md``, and unless the inputs are images ``model.json``: how this client's samples become inputs.
 """
 
 from __future__ import annotations
@@ -76,12 +76,13 @@ def export(
         raise UserError(f"{out}: allowed are files ending in {' or '.join(SUFFIXES)}")
     _refuse_existing(out, card)
     own = read_client(folder, client, seed, point, model)
-    if own.encoder is not None:
+    how = _columns(own.encoder) if own.encoder else own.scaling.to_json() if own.scaling else None
+    if how is not None:
         _refuse_existing(encoding)
     content = _program(own) if out.suffix == ".pt2" else _tensors(own)
     write_atomically(out, content)
-    if own.encoder is not None:
-        write_atomically(encoding, to_json(_columns(own.encoder)).encode())
+    if how is not None:
+        write_atomically(encoding, to_json(how).encode())
     write_atomically(card, write_card(own, out.name).encode())
     return card
 

@@ -6,6 +6,7 @@ predictions.npz    log-probabilities of every test sample by the last models at 
 influence.npz      λ and Λ (and their losses) of every round and seed
 models/            every client's last model at both points, safetensors
 encoding.json, split.json   of a table: how each client's rows were encoded and split
+scaling.json       of other inputs but images: means and deviations by which each client's were standardised
 *.png              figures
 summary.json       scores, cost, versions, data checksums; written last, so its presence means the run is complete
 
@@ -39,6 +40,7 @@ import numpy as np
 
 from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import sync, to_json, write_atomically, writing
+from fedc2i.data import scaling
 from fedc2i.engine.checkpoint import pieces
 from fedc2i.engine.records import LARGE, POINTS, Round
 from fedc2i.runs.results import Result, summary
@@ -137,7 +139,8 @@ class RunFolder:
 
         All of it is on the disk when this returns: what a run could resume from may then be removed.
         """
-        for name, text in result.federation.attachments.items():
+        attached = {**result.federation.attachments, **scaling.attachment(result.federation.clients)}
+        for name, text in attached.items():
             write_atomically(self.path / name, text.encode(), durable=True)
         for seed, outcome in result.outcomes.items():
             for point in POINTS:
