@@ -19,8 +19,9 @@ from fedc2i.core.params import Params
 from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.data.federation import Federation, InputSpec
 from fedc2i.engine.executors.base import ClientBatch
-from fedc2i.engine.executors.stacked import executor as executor_module
+from fedc2i.engine.executors.stacked import graph_cache
 from fedc2i.engine.executors.stacked.executor import StackedExecutor
+from fedc2i.engine.executors.stacked.graph_cache import GraphCache
 from fedc2i.engine.executors.stacked.stepper import GraphedFunction, Stepper
 from fedc2i.engine.records import Outcome
 from fedc2i.engine.simulator import simulate
@@ -269,18 +270,16 @@ ROUND_READERS = {
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts what the executor makes, by the kind of work."""
-    counter, real = Counter[str](), StackedExecutor._cached
+    counter, real = Counter[str](), GraphCache.cached
 
-    def made_once(
-        executor: StackedExecutor, turn: ClientBatch, kind: Any, context: Any, make: Callable[[], Any]
-    ) -> Any:
+    def made_once(graphs: GraphCache, turn: ClientBatch, kind: Any, context: Any, make: Callable[[], Any]) -> Any:
         def counted() -> Any:
             counter[str(kind[0])] += 1
             return make()
 
-        return real(executor, turn, kind, context, counted)
+        return real(graphs, turn, kind, context, counted)
 
-    monkeypatch.setattr(StackedExecutor, "_cached", made_once)
+    monkeypatch.setattr(GraphCache, "cached", made_once)
     return counter
 
 
@@ -330,7 +329,7 @@ def test_only_what_several_rounds_use_becomes_a_graph(
             made.append(function)
             super().__init__(function, device)
 
-    monkeypatch.setattr(executor_module, "GraphedFunction", Noted)
+    monkeypatch.setattr(graph_cache, "GraphedFunction", Noted)
     run(FedAvg(), normed, federation, seeds=(0, 5), rounds=rounds, evaluate_every=every)
     assert len(made) == want
 
@@ -339,16 +338,16 @@ def test_what_shapes_of_earlier_rounds_needed_is_given_up(
     normed: Model, make_federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that knows more clients every round relays larger stacks; old recordings would fill the memory."""
-    kept, real = [], StackedExecutor._cached
+    kept, real = [], GraphCache.cached
 
-    def made_once(executor: StackedExecutor, turn: ClientBatch, *args: Any) -> Any:
-        before = set(executor._graphs._cache)
-        made = real(executor, turn, *args)
-        if executor._graphs._cache.keys() - before:
-            kept.append({own.used for own in executor._graphs._cache.values()} - {turn.round, turn.round - 1})
+    def made_once(graphs: GraphCache, turn: ClientBatch, *args: Any) -> Any:
+        before = set(graphs._cache)
+        made = real(graphs, turn, *args)
+        if graphs._cache.keys() - before:
+            kept.append({own.used for own in graphs._cache.values()} - {turn.round, turn.round - 1})
         return made
 
-    monkeypatch.setattr(StackedExecutor, "_cached", made_once)
+    monkeypatch.setattr(GraphCache, "cached", made_once)
     run(FedC2I(), normed, make_federation(sizes=(9,) * 8), rounds=6, clients_per_round=1)
     assert len(kept) > 6
     assert not any(kept)
