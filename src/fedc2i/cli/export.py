@@ -26,7 +26,8 @@ def export(
     images or encoded rows to logits, which only torch is needed for. The card (.md) says what the model was trained
     on, what it scores, who weighs most in it, and how to load it.
     """
+    from fedc2i.report.table import size
     from fedc2i.runs.export import export as write
 
     card = write(run, client, out, seed=seed, point="received" if before else "trained")
-    print(f"{out}   ({out.stat().st_size / 1e6:.1f} MB), card: {card}")
+    print(f"{out}   ({size(out.stat().st_size)}), card: {card}")
