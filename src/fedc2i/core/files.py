@@ -1,27 +1,24 @@
-"""Files: atomic and durable writes, JSON, locks on folders, and a user's own method or model in a Python file.
+"""Files: atomic and durable writes, JSON, locks on folders, and names of a user's own method or model.
 
-Such a file is a plugin; on the command line it is named as ``FILE.py:NAME``.
+``FILE.py:NAME`` on the command line is a plugin; `fedc2i.core.plugins` loads it.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.util
 import json
 import math
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from fedc2i.core import memory
-from fedc2i.core.errors import UserError, nearest, one_line
+from fedc2i.core.errors import UserError, one_line
 
 BRIEFLY = 0.1  # seconds to try for a lock: `is_locked` of another process holds it for a moment
 SILENCE = 3.0  # seconds of waiting for another process before a line says so
@@ -245,45 +242,3 @@ def own_code(*names: str) -> Iterator[None]:
         from fedc2i.core.plugin_errors import located
 
         raise UserError(located(error, files)) from error
-
-
-def load_plugin(name: str, fits: Callable[[Any], bool]) -> tuple[Any, ModuleType]:
-    """The object called NAME in FILE.py, and the module that the file is; it is executed, as with ``python FILE.py``.
-
-    Of what the file defines, an error lists only what ``fits``.
-
-    Raises:
-        UserError: if there is no such file, it fails, or it does not define the name.
-    """
-    file, attribute = plugin_file(name), name.rpartition(":")[2]
-    path = Path(file)
-    try:
-        there = path.is_file()
-    except OSError:  # the name is too long for a file
-        there = False
-    if not there:
-        raise UserError(f"{one_line(file)}: no such file")
-    from fedc2i.core.plugin_imports import local_import  # for own files only
-
-    if (beside := local_import(path)) is not None:
-        raise UserError(
-            f"{file}: imports '{beside}' from beside it, which no checksum covers; move what it needs into "
-            f"{path.name}, or install '{beside.lstrip('.')}' as a package"
-        )
-    spec = importlib.util.spec_from_file_location(f"fedc2i_plugin_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up while the file is executed
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # SystemExit: a script that parses its own arguments
-        from fedc2i.core.plugin_errors import located
-
-        raise UserError(located(error, [file])) from error
-    if not hasattr(module, attribute):
-        defined = {found: own for found, own in vars(module).items() if getattr(own, "__module__", "") == spec.name}
-        fitting = sorted(found for found, own in defined.items() if not found.startswith("_") and fits(own))
-        others = f", only {', '.join(fitting)}" if fitting else ""
-        raise UserError(f"{file} defines no '{one_line(attribute)}'{nearest(attribute, fitting)}{others}")
-    return getattr(module, attribute), module

@@ -17,7 +17,7 @@ from fedc2i.core.errors import UserError, one_line
 from fedc2i.core.files import is_plugin, plugin_file
 from fedc2i.core.options import names
 from fedc2i.core.params import Params
-from fedc2i.core.plugin_imports import local_import
+from fedc2i.core.plugins import local_import
 from fedc2i.data.federation import InputSpec
 from fedc2i.data.remote import RemoteFederation
 from fedc2i.data.schema import Schema

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import cloudpickle
 
 from fedc2i.core.errors import UserError, how_to_install, nearest, one_line
-from fedc2i.core.files import is_plugin, load_plugin, own_code, plugin_checksums
+from fedc2i.core.files import is_plugin, own_code, plugin_checksums
 from fedc2i.core.options import convert, names, options_of
 from fedc2i.data import sources
 from fedc2i.data.federation import Federation, InputSpec
@@ -346,6 +346,8 @@ def _build_own(name: str, classes: Sequence[str], sample: InputSpec) -> Model:
 
 def _load_object(name: str, fits: Callable[[Any], bool]) -> Any:
     """What FILE.py:NAME names, sent to worker processes by value: they cannot import it."""
+    from fedc2i.core.plugins import load_plugin  # for own files only
+
     found, module = load_plugin(name, fits)
     cloudpickle.register_pickle_by_value(module)
     return found

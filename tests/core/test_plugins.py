@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedc2i.core.errors import UserError
-from fedc2i.core.files import load_plugin
+from fedc2i.core.plugins import load_plugin
 
 
 def test_a_neighbour_is_refused_wherever_the_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
