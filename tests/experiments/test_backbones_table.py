@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from experiments.backbones import _joined
+from experiments.backbones_table import joined
 
 LINE: dict[str, Any] = {"rounds": 5, "epochs": 1, "most": 0, "seconds": 2.0}
 
@@ -16,7 +16,7 @@ def line(seeds: str, *scores: float, **changes: Any) -> dict[str, Any]:
 
 
 def test_lines_with_other_seeds_are_one_row() -> None:
-    row = _joined(_joined(line("0", 1.0), line("1-2", 2.0, 3.0)), line("3", 4.0))
+    row = joined(joined(line("0", 1.0), line("1-2", 2.0, 3.0)), line("3", 4.0))
     assert row["scores"]["auroc"] == [1.0, 2.0, 3.0, 4.0]
     assert row["seeds"] == "0,1,2,3"
     assert row["seconds"] == 6.0
@@ -33,4 +33,4 @@ def test_lines_with_other_seeds_are_one_row() -> None:
     ids=["a seed again", "another protocol", "refused first", "refused later"],
 )
 def test_otherwise_the_later_line_counts(first: dict[str, Any], later: dict[str, Any]) -> None:
-    assert _joined(first, later) == later
+    assert joined(first, later) == later
