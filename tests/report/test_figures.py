@@ -133,7 +133,9 @@ def test_values_in_heat_maps_are_black_or_white_by_contrast() -> None:
 def test_equal_share_is_in_the_middle_of_the_colours() -> None:
     shades = figures.around_equal_share(np.array([[0.7, 0.3], [0.5, np.nan]]), 2)
     assert shades(0.5) == 0.5
-    assert (shades.vmin, shades.vmax) == (pytest.approx(0.0), pytest.approx(1.0))  # at least twice the equal share
+    assert (shades.vmin, shades.vmax) == (pytest.approx(0.25), pytest.approx(0.75))  # half an equal share at least
+    wide = figures.around_equal_share(np.array([[0.9, 0.1]]), 2)
+    assert (wide.vmin, wide.vmax) == (pytest.approx(0.1), pytest.approx(0.9))
 
 
 @pytest.mark.parametrize(("rounds", "chosen"), [(1, [1]), (2, [1, 2]), (3, [1, 3]), (200, [1, 20, 100, 200])])

@@ -1,4 +1,4 @@
-"""The table of one or several results with the published figures and notes, and the table of who helps whom."""
+"""The table of one or several results with published figures and notes, and the table of who weighs most with whom."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def influence_matrices(result: Result, matrices: Array) -> Figure:
     """The influence matrix of every client after the last round, ``(M, M, C)``: who weighs most in which class."""
     names, classes = result.federation.names, result.federation.classes
     shown = min(len(names), MOST_PANELS)
-    across = min(shown, 3)
+    across = 2 if shown == 4 else min(shown, 3)
     wide, high = max(3.0, 0.34 * len(classes)), max(1.8, 0.3 * len(names) + 0.9)
     figure, axes = _figure(across, -(-shown // across), min(wide, 9), min(high, 7))
     shades = around_equal_share(matrices[:shown], len(names))
@@ -144,7 +144,7 @@ def influence_matrices(result: Result, matrices: Array) -> Figure:
             axis.set_axis_off()
             continue
         image = matrix_panel(axis, matrices[m], shades, classes, names if m % across == 0 else ())
-        axis.set_title(plain(f"helps {names[m]}"), fontsize=9)
+        axis.set_title(plain(f"for {names[m]}"), fontsize=9)
     axes[0][0].set_ylabel("whose row weighs", fontsize=8)
     axes[0][0].set_xlabel("class", fontsize=8)
     figure.colorbar(image, ax=list(axes.flat), shrink=0.8, label="influence Λ (white: equal share)", pad=0.01)
@@ -157,7 +157,7 @@ def matrix_panel(
     axis: Axes, matrix: Array, shades: TwoSlopeNorm, classes: Sequence[str], down: Sequence[str]
 ) -> AxesImage:
     """One client's influence matrix ``(M, C)``; ``down`` are the names of rows that show."""
-    image = axis.imshow(matrix, norm=shades, cmap="PiYG", aspect="auto")
+    image = axis.imshow(matrix, norm=shades, cmap="BrBG", aspect="auto")
     _name_axes(axis, classes, down)
     return image
 
@@ -240,9 +240,9 @@ def span_of(vectors: Array, clients: int) -> tuple[float, float]:
 
 
 def around_equal_share(values: Array, clients: int) -> TwoSlopeNorm:
-    """Colours that meet at 1/M: one side helps more than an equal share, the other less."""
+    """Colours that meet at 1/M: one side weighs more than an equal share, the other less; as pale as `span_of`."""
     from matplotlib.colors import TwoSlopeNorm
 
     equal = 1 / clients
-    reach = float(np.abs(values - equal).max(initial=equal, where=np.isfinite(values)))  # pale where all are near equal
+    reach = float(np.abs(values - equal).max(initial=equal / 2, where=np.isfinite(values)))
     return TwoSlopeNorm(equal, equal - min(reach, equal), equal + reach)

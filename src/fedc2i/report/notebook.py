@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def result_html(result: Result) -> str:
-    """Scores at both points and, if it was measured, who helps whom."""
+    """Scores at both points and, if it was measured, who weighs most with whom."""
     if not _is_scored(result):
         return f"<p>{escape(repr(result))}</p>"
     cost = f"{result.seconds:.1f} s; a client sends {size(result.bytes_up)} a round and receives "

@@ -110,7 +110,7 @@ def _watch_run(reader: RunWatcher, console: Console, every: float, once: bool) -
 
 
 def view(run: WatchedRun, width: int) -> RenderableType:
-    """The whole picture: how far it is, the metric of every client at both points, and who helps whom."""
+    """The whole picture: how far it is, the metric of every client at both points, and who weighs most with whom."""
     parts: list[RenderableType] = [Text(_headline(run), "bold")]
     if run.rounds and not run.finished:
         parts.append(ProgressBar(total=run.rounds, completed=run.round, width=min(width, 60)))
