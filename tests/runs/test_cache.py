@@ -199,6 +199,19 @@ def test_fewer_seeds_resume_what_more_of_them_began(plan: MakePlan, cache: RunCa
     np.testing.assert_allclose(result.accuracy("trained"), execute(planned).accuracy("trained"), atol=1e-6)
 
 
+def test_a_file_that_was_half_written_does_not_stay(plan: MakePlan, cache: RunCache) -> None:
+    planned = plan(rounds=3, executor="looped", checkpoint_seconds=0)
+    with pytest.raises(KeyboardInterrupt):
+        cache.compute(planned, Watch(3))
+    folder, watch = cache.folder(planned, 1), Watch()
+    (folder / "models").mkdir()
+    for path in (folder / ".config.toml.123.part", folder / "models" / ".seed1-trained.safetensors.123.part"):
+        path.write_bytes(b"half")  # as by a process that was killed
+    cache.compute(planned, watch)
+    assert min(report.round for report in watch.rounds) > 1
+    assert not list(cache.root.rglob(".*.part"))
+
+
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL and fork are of POSIX")
 @pytest.mark.parametrize("killed_in", ["a round", "the move of finished seeds"])
 def test_killed_computation_resumes_after_its_last_checkpoint(

@@ -41,14 +41,18 @@ class RunCache:
 
         An interrupted computation resumes after its last checkpoint.
         """
-        missing = self.missing(plan)
-        if missing:
-            self._run(_with_seeds(plan, missing), observer)
+        self.complete(plan, observer)
         result = plan.empty_result()
         extent = Extent(plan.federation.names, len(plan.federation.classes), plan.config.rounds)
         for seed in plan.config.seeds:
             result.rounds += read_rounds(self.folder(plan, seed), extent, [seed])[seed]
         return result
+
+    def complete(self, plan: Plan, observer: Observer | None = None) -> None:
+        """Computes the seeds that are missing, and reads nothing."""
+        missing = self.missing(plan)
+        if missing:
+            self._run(_with_seeds(plan, missing), observer)
 
     def _run(self, plan: Plan, observer: Observer | None) -> None:
         """All seeds of the plan side by side; those of other processes are awaited.
@@ -68,9 +72,10 @@ class RunCache:
             if not missing:  # another process computed them
                 return
             plan, working = _with_seeds(plan, missing), self.folder(plan, min(missing))
-            if not _can_resume(plan, working):
-                for seed in missing:
-                    _clear(self.folder(plan, seed))
+            can_resume = _can_resume(plan, working)
+            for seed in missing:
+                folder = self.folder(plan, seed)
+                _remove(folder, list(folder.rglob(".*.part") if can_resume else folder.iterdir()))
             result = advance(plan, working, observer)
             if self._predictions:
                 result.predictions = test_predictions(plan, result.outcomes)
@@ -99,9 +104,10 @@ def _can_resume(plan: Plan, working: Path) -> bool:
     return True
 
 
-def _clear(folder: Path) -> None:
+def _remove(folder: Path, entries: list[Path]) -> None:
+    """Removes what another process, which was killed, left in a folder."""
     with writing(folder):
-        for entry in folder.iterdir():
+        for entry in entries:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
