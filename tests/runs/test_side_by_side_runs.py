@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fedc2i.core.errors import UserError
-from fedc2i.runs.side_by_side_runs import Report, side_by_side
+from fedc2i.runs.job_process import Report
+from fedc2i.runs.side_by_side_runs import side_by_side
 
 
 def test_answers_and_reports_of_real_processes() -> None:

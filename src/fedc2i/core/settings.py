@@ -111,7 +111,15 @@ class EngineSettings(TrainingSettings):
         "auto", "clients one by one, over processes, or all at once; auto: the fastest", **_HERE
     )
     workers: int = setting(
-        0, "processes on a CPU; 0: one per core", low=0, high=MOST_THREADS, numbers=False, resume="free", **_HERE
+        0,
+        "processes: for clients on a CPU, for runs of a study on a GPU; 0: one per core, on a GPU up to 4",
+        low=0,
+        high=MOST_THREADS,
+        numbers=False,
+        resume="free",
+        flags=("paper",),
+        flag_help="Processes; on a GPU runs side by side.",
+        **_HERE,
     )
     clients_at_once: int = setting(
         0, "the most clients of all seeds that are stacked together; 0: as many as fit", low=0, **_HERE

@@ -24,15 +24,16 @@ from fedc2i.methods.local import Local
 from fedc2i.runs.cache import RunCache
 from fedc2i.runs.finished_run import read_run
 from fedc2i.runs.folder import SUMMARY, RunFolder
+from fedc2i.runs.gpu_share import processes_for
+from fedc2i.runs.job_process import Report
 from fedc2i.runs.plan import Plan
 from fedc2i.runs.results import Result
 from fedc2i.runs.settings import RunSettings
-from fedc2i.runs.side_by_side_runs import Report, side_by_side
+from fedc2i.runs.side_by_side_runs import side_by_side
 
 Array = np.ndarray[Any, Any]
 RUNS = "coalitions"  # the folder of their runs
 EVERYONE = "everyone"  # the folder of the run over all of them
-ON_GPU = 4  # processes that share one
 REACHED = 0.1  # of its standard error: so close to everyone's log-loss, an order is not followed further
 
 
@@ -183,7 +184,8 @@ class CoalitionRuns:
             done += sizes[job]
             self.on_work(Work(finished, len(jobs), done / work))
 
-        for _ in side_by_side(run, jobs, self.workers(len(jobs)), on_report):
+        on_gpu = plan.config.torch_device().type == "cuda"
+        for _ in side_by_side(run, jobs, self.workers(len(jobs)), on_report, on_gpu):
             finished += 1
             self.on_work(Work(finished, len(jobs), min(1.0, done / work)))
         for own in wanted:
@@ -192,8 +194,9 @@ class CoalitionRuns:
     def workers(self, jobs: int) -> int:
         """How many processes work side by side."""
         config = self.plan.config
-        each = ON_GPU if config.torch_device().type == "cuda" else max(1, cores() // config.threads)
-        return min(config.workers or each, jobs)
+        on_gpu = config.torch_device().type == "cuda"
+        most = processes_for(config, [self.plan]) if on_gpu else config.workers or max(1, cores() // config.threads)
+        return min(most, jobs)
 
     def scores(self, coalition: Coalition, receiver: int, point: Point) -> tuple[Array, Array]:
         """Log-probabilities ``(seeds, N, C)`` of the receiver's test samples after training there, and labels."""
