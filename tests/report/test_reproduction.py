@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -219,6 +220,19 @@ def test_second_call_runs_nothing_and_writes_the_same(
     assert again.err == f"Writing to {out / TRIAL}; 0 runs to go\n"
     assert set(again.out.splitlines()) == {str(out / TRIAL / name) for name in EVERYTHING}
     assert {name: content for name, content in files_below(out).items() if not name.endswith(".svg")} == before
+
+
+def test_side_by_side_as_on_a_gpu_the_tables_are_the_same(
+    finished: tuple[Path, Answer], short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedc2i.runs.side_by_side_plans.processes_for", lambda config, plans=(): 2)
+    answer = paper(short, tmp_path / "results", "table2", "samples", "--json", seeds="0,1")
+    assert answer.code == 0
+    numbers = re.findall(r"^\[(\d)/3\] (?:Local|FedCALM|FedC²I) on office10, seeds 0, 1: 1 round in", answer.err, re.M)
+    assert numbers == ["1", "2", "3"]
+    assert len(json.loads(answer.out)["files"]) == 6 + 4
+    table = Path(TRIAL) / "table2.csv"
+    assert (tmp_path / "results" / table).read_bytes() == (finished[0] / table).read_bytes()
 
 
 def test_some_of_the_seeds_are_there_already(

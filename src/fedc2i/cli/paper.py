@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -32,20 +33,24 @@ def paper(
 
     Seeds are 0,1,2 by default. With --rounds it is a trial, in a separate folder.
     """
-    from fedc2i.report.progress import ProgressView
-    from fedc2i.report.reproduction import ARTEFACTS, Reproduction
-    from fedc2i.runs.cache import RunCache
+    from fedc2i.runs.head_start import started_ahead
 
-    for name in wanted:
-        if name not in (*ARTEFACTS, "all"):
-            raise UserError(f"unknown table or figure '{name}', allowed are {', '.join(ARTEFACTS)} and all")
-    names = list(ARTEFACTS) if "all" in wanted else list(dict.fromkeys(wanted))
-    work = Reproduction(names, {"seeds": "0,1,2", **settings}, RunCache(out / "runs"))
-    rounds = settings.get("rounds")
-    folder = out if rounds is None else out / f"trial-{rounds}-rounds"  # a trial must not replace real tables
-    say(f"Writing to {folder}; {work.runs_left()} runs to go")
-    with ProgressView(Console(stderr=True), work.plans_left()) as view:
-        files = work.make(folder, view)
+    computes = set(wanted) != {"samples"} and not any(out.glob("runs/*/summary.json"))  # for sure
+    with started_ahead(settings) if computes else nullcontext() as processes:
+        from fedc2i.report.progress import ProgressView
+        from fedc2i.report.reproduction import ARTEFACTS, Reproduction
+        from fedc2i.runs.cache import RunCache
+
+        for name in wanted:
+            if name not in (*ARTEFACTS, "all"):
+                raise UserError(f"unknown table or figure '{name}', allowed are {', '.join(ARTEFACTS)} and all")
+        names = list(ARTEFACTS) if "all" in wanted else list(dict.fromkeys(wanted))
+        work = Reproduction(names, {"seeds": "0,1,2", **settings}, RunCache(out / "runs"))
+        rounds = settings.get("rounds")
+        folder = out if rounds is None else out / f"trial-{rounds}-rounds"  # a trial must not replace real tables
+        say(f"Writing to {folder}; {work.runs_left()} runs to go")
+        with ProgressView(Console(stderr=True), work.plans_left()) as view:
+            files = work.make(folder, view, processes)
     if json:
         print(to_json({"folder": str(folder), "files": files}), end="")
     else:

@@ -7,6 +7,7 @@ presets; only seeds, rounds and the device are the user's. Only the last round i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,13 @@ from fedc2i.report.comparison import (
     tie_notes,
     ties,
 )
+from fedc2i.report.progress import ProgressView
 from fedc2i.report.table import POINT_COLUMN, POINT_NOTE, Row, Table, starred
 from fedc2i.runs.cache import RunCache
-from fedc2i.runs.plan import Observer, Plan, prepare
+from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.results import Result, Score
+from fedc2i.runs.side_by_side_plans import compute_all
+from fedc2i.runs.side_by_side_runs import Processes
 
 BENCHMARKS = ("digit5", "office10")
 METHODS = ("local", "fedavg", "fedprox", "fedrep", "fedrod", "fedproto", "fedcalm", "fedic", "fedc2i")
@@ -40,6 +44,7 @@ VARIANTS = ("local", "fedavg", "fedc2i-client", "fedc2i-class-local", "fedc2i-cl
 GAMMAS = ("fedc2i:gamma=0.5", "fedc2i:gamma=1.0", "fedc2i:gamma=2.0", "fedc2i", "fedc2i:gamma=10.0")
 CHOSEN = "the γ that validation accuracy chooses at that point, and its test accuracy"
 VALIDATION_NOTE = "Validation accuracy is averaged over the clients that have validation data."
+ON_GPU_NOTE = "Runs may share the GPU with others, which makes each slower; with --workers 1 each has it alone."
 PUBLISHED_NOTE = "The published Avg is over all clients of the published data, at a point the paper does not name."
 
 
@@ -86,16 +91,45 @@ class Reproduction:
         """How many methods on a benchmark these are."""
         return sum(bool(self._store.missing(plan)) for plan in self._plans.values())
 
-    def make(self, folder: Path, observer: Observer | None = None) -> list[str]:
-        """Computes what is missing and writes every table and figure; returns the files' names."""
-        for key, plan in self._plans.items():
-            self._results[key] = self._store.compute(plan, observer)
-        return [file for name in self._names for file in ARTEFACTS[name].make(self, name, folder)]
+    def make(self, folder: Path, view: ProgressView | None = None, processes: Processes | None = None) -> list[str]:
+        """Computes what is missing and writes every table and figure; returns the files' names.
+
+        On a GPU runs are computed side by side, by ``processes`` if they were started ahead, and a thread writes each
+        table or figure as soon as its runs are there.
+        """
+        made: dict[str, Future[list[str]]] = {}
+        drawing = ThreadPoolExecutor(1)
+
+        def read(key: tuple[str, str]) -> None:
+            self._results[key] = self._store.compute(self._plans[key], view)
+
+        def draw_complete() -> None:
+            for name in self._names:
+                if name not in made and self._results.keys() >= set(self._needed(name)):
+                    made[name] = drawing.submit(ARTEFACTS[name].make, self, name, folder)
+
+        def on_computed(plan: Plan) -> None:
+            read(next(key for key, own in self._plans.items() if own is plan))
+            draw_complete()
+
+        try:
+            compute_all(self._store, list(self._plans.values()), view, processes, on_computed)
+            if processes is not None:
+                processes.dismiss()  # they end while the last tables are written
+            for key in [own for own in self._plans if own not in self._results]:
+                read(key)
+            draw_complete()
+            return [file for name in self._names for file in made[name].result()]
+        finally:
+            drawing.shutdown(cancel_futures=True)
 
     def results(self, name: str) -> list[list[Result]]:
         """What an artefact needs: by benchmark the results of its methods, in their order."""
         needs = ARTEFACTS[name].needs
         return [[self._results[data, method] for method in methods] for data, methods in needs.items()]
+
+    def _needed(self, name: str) -> list[tuple[str, str]]:
+        return [(data, method) for data, methods in ARTEFACTS[name].needs.items() for method in methods]
 
 
 # What the recipes make.
@@ -203,6 +237,7 @@ def cost_table(results: Sequence[Result]) -> Table:
         "up and down: bytes of the tensors that one client sends and receives in a round, on average; seconds: local "
         "training of all clients, exchange, and evaluation in rounds that are scored. Seeds are computed side by "
         "side; this is the share of one.",
+        *([ON_GPU_NOTE] if config.torch_device().type == "cuda" else []),
         *reconstructions(results),
     ]
     return table
