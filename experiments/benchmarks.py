@@ -48,7 +48,8 @@ def study(given: Namespace) -> None:
     grid = Grid(given, "benchmarks")
     plans = {data: grid.plan(data, METHODS) for data in given.data.split(",")}
     with grid.computing([plan for own in plans.values() for plan in own]):
-        found = {data: [grid.compute(plan) for plan in own] for data, own in plans.items()}
+        results = iter(grid.compute(plan for own in plans.values() for plan in own))
+        found = {data: [next(results) for _ in own] for data, own in plans.items()}
     grid.finish({data: table_of(data, own) for data, own in found.items()}, Verdict({}, ()))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,11 @@ from fedc2i.methods.base import Method
 from fedc2i.report.progress import ProgressView
 from fedc2i.report.table import Table
 from fedc2i.runs.cache import RunCache
+from fedc2i.runs.gpu_share import processes_for
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.results import Result
+from fedc2i.runs.side_by_side_plans import compute_all
+from fedc2i.runs.side_by_side_runs import Processes
 
 SEEDS_NOTE = "Seeds change initial models and batches, not the data: standard errors say nothing about other images."
 
@@ -37,6 +40,7 @@ def parser(name: str, about: str, seeds: str) -> argparse.ArgumentParser:
     found.add_argument("--rounds", help="a trial with other rounds than the protocol's, in its own folder")
     found.add_argument("--out", type=Path, default=Path("results"), help="folder of the tables; runs lie in runs/")
     found.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    found.add_argument("--workers", default="0", help="processes; on a GPU runs side by side, 1: one after the other")
     return found
 
 
@@ -64,14 +68,17 @@ class Grid:
 
     def __init__(self, given: argparse.Namespace, part: str = "") -> None:
         """From the options of `parser`; the tables of a part of the study have their own folder below ``OUT``."""
-        settings = {"seeds": given.seeds, "device": given.device, "data_dir": given.data_dir, "rounds": given.rounds}
-        self._settings = {name: str(value) for name, value in settings.items() if value is not None}
+        named = ("seeds", "device", "data_dir", "rounds", "workers")
+        self._settings = {
+            name: str(value) for name, value in vars(given).items() if name in named and value is not None
+        }
         trial = "" if given.rounds is None else f"trial-{given.rounds}-rounds"  # must not replace the real tables
         self.folder: Path = given.out / part / trial
         self.notes: list[str] = []
         self.warnings: list[str] = []
         self._cache = RunCache(given.out / "runs", models=False)
         self._progress: ProgressView | None = None
+        self._processes: Processes | None = None
 
     def plan(self, data: str, methods: Sequence[str | Method], **settings: Any) -> list[Plan]:
         """One plan for each method on a data set.
@@ -95,17 +102,23 @@ class Grid:
 
     @contextmanager
     def computing(self, plans: Iterable[Plan]) -> Iterator[None]:
-        """Shows the progress of what is computed inside, of these plans."""
+        """Shows the progress of what is computed inside, of these plans; processes that share a GPU stay for all."""
         left = self.missing(plans)
-        with ProgressView(Console(stderr=True), len(left)) as self._progress:
+        count = min(processes_for(left[0].config, left), len(left)) if left else 1
+        with (
+            Processes(count, on_gpu=True) if count > 1 else nullcontext() as self._processes,
+            ProgressView(Console(stderr=True), len(left)) as self._progress,
+        ):
             runs = counted(sum(len(plan.config.seeds) for plan in left), "run")
             self._progress.say(f"Tables go to {self.folder}; {runs} to compute")
             yield
-        self._progress = None
+        self._progress = self._processes = None
 
-    def compute(self, plan: Plan) -> Result:
-        """The plan's result over all its seeds: cached runs are read, the others are run."""
-        return self._cache.compute(plan, self._progress)
+    def compute(self, plans: Iterable[Plan]) -> list[Result]:
+        """Each plan's result over all its seeds: cached runs are read, the others are run."""
+        wanted = list(plans)
+        compute_all(self._cache, wanted, self._progress, self._processes)
+        return [self._cache.compute(plan, self._progress) for plan in wanted]
 
     def heading(self, line: str) -> None:
         """A line above the runs that follow."""

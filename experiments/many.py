@@ -58,7 +58,7 @@ def run(given: Namespace) -> None:
     with grid.computing(plan for own in planned.values() for plan in own.values()):
         for setting, own in planned.items():
             grid.heading(str(setting))
-            rows = {key: Measured.of(grid.compute(plan)) for key, plan in own.items()}
+            rows = dict(zip(own, map(Measured.of, grid.compute(own.values())), strict=True))
             found[setting] = Compared(rows.pop(("", "")), rows)
     said = verdict(found, grid.warnings)
     grid.finish(many_tables.tables(found, said, grid.notes, grid.warnings), said)

@@ -98,7 +98,8 @@ def study(given: Namespace) -> None:
     for data in chosen:
         plans[data] = dict(zip(named, grid.plan(data, named, **split), strict=True))
     with grid.computing([plan for own in plans.values() for plan in own.values()]):
-        found = {data: {key: grid.compute(plan) for key, plan in own.items()} for data, own in plans.items()}
+        results = iter(grid.compute(plan for own in plans.values() for plan in own.values()))
+        found = {data: {key: next(results) for key in own} for data, own in plans.items()}
     grid.finish({data: table_of(data, own) for data, own in found.items()}, verdict(found))
 
 

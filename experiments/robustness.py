@@ -80,7 +80,8 @@ def run(given: Namespace) -> None:
             rows = {}
             for attack, plans in one.plans.items():
                 grid.heading(f"{data}, attack {attack}")
-                rows[attack] = {key: Measured.of(grid.compute(own), one.example) for key, own in plans.items()}
+                results = grid.compute(plans.values())
+                rows[attack] = {key: Measured.of(own, one.example) for key, own in zip(plans, results, strict=True)}
             found[data] = Attacked(rows, one.attackers)
     said = verdict(found, grid.warnings)
     grid.finish(robustness_tables.tables(found, said, grid.notes), said)
