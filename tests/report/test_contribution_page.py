@@ -22,7 +22,6 @@ from fedc2i.report.contribution_report import headline, member_sentence, print_c
 from fedc2i.report.html import page
 from fedc2i.report.html.contribution import contribution_view
 from fedc2i.report.html.members import MOST_METHODS, chance_warnings, members
-from fedc2i.report.plots import plot_influence
 from support.helpers import blank_federation, made_up
 
 NAMES = ("north", "south", "west")
@@ -244,18 +243,6 @@ def test_a_score_near_guessing_is_a_warning() -> None:
     (said,) = chance_warnings([result])
     assert "no better than guessing (after local training) at north (33.0 %, most frequent class 33.3 %)" in said
     assert chance_warnings([made_up(blank_federation(NAMES), {0: [[50.0, 60.0, 60.0]]})]) == ()
-
-
-def test_heat_maps_of_all_rounds_have_one_scale() -> None:
-    pytest.importorskip("matplotlib").use("agg")
-    rounds = np.array([[[0.5, 0.25, 0.25]] * 3, [[0.9, 0.05, 0.05]] * 3])
-    result = made_up(blank_federation(NAMES), {0: [[60.0] * 3] * 2}, influence={"influence_vector": {0: rounds}})
-    limits = [plot_influence(result, number).images[0].get_clim() for number in (1, 2)]
-    assert limits[0] == limits[1] == (0.0, pytest.approx(0.9))
-    flat = made_up(
-        blank_federation(NAMES), {0: [[60.0] * 3]}, influence={"influence_vector": {0: np.full((1, 3, 3), 1 / 3)}}
-    )
-    assert plot_influence(flat).images[0].get_clim()[1] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("measured", [False, True])

@@ -14,6 +14,7 @@ from fedc2i.data.remote import RemoteFederation, blank_clients
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.report import figures
+from fedc2i.report.plots import plot_influence
 from fedc2i.runs.results import Result
 from support.helpers import blank_federation, is_drawn, made_up
 
@@ -119,6 +120,12 @@ def test_heat_maps_carry_names_and_values() -> None:
 def test_shades_reach_as_far_as_the_weights_and_stay_pale_near_equal_ones() -> None:
     assert figures.span_of(np.array([[0.1, 0.9], [0.45, np.nan]]), 2) == (0.1, 0.9)
     assert figures.span_of(np.array([[0.49, 0.51]]), 2) == (0.25, 0.75)
+
+
+def test_heat_maps_of_all_rounds_have_one_scale() -> None:
+    rounds = np.array([[[0.5, 0.25, 0.25]] * 3, [[0.9, 0.05, 0.05]] * 3])
+    result = made_up(blank_federation("abc"), {0: [[60.0] * 3] * 2}, influence={"influence_vector": {0: rounds}})
+    assert [plot_influence(result, number).images[0].get_clim() for number in (1, 2)] == [(0.05, 0.9)] * 2
 
 
 def test_values_in_heat_maps_are_black_or_white_by_contrast() -> None:

@@ -79,7 +79,7 @@ class PrivateMps:
 
 
 def await_service() -> None:
-    """Waits, in a process that is about to use it, until the service has begun: CUDA would do without it before."""
+    """Waits, in a process that is about to use it, until the service runs: CUDA would do without it before."""
     until = time.monotonic() + _STARTING
     with suppress(OSError):
         while _PIPES in os.environ and not any(Path(os.environ[_PIPES]).iterdir()) and time.monotonic() < until:
