@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fedc2i.runs import cuda_mps
 from fedc2i.runs.cuda_mps import TOOL, PrivateMps, await_service
+from support.processes import is_running, within
+
+RUNS_ALREADY = cuda_mps._runs_already
 
 FAKE = """#!/bin/sh
 cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
@@ -24,7 +26,7 @@ fi
 while read -r order; do
     case "$order" in
         get_server_list) cat server ;;
-        quit) [ -n "$STUBBORN" ] || kill "$(cat control)" ;;
+        quit) if [ -n "$STUBBORN" ]; then sleep 600; else kill "$(cat control)"; fi ;;
     esac
 done
 """
@@ -40,22 +42,10 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cuda_mps, "_runs_already", lambda: False)  # somebody else's on this machine
     return path
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def within(seconds: float, holds: Callable[[], bool]) -> bool:
-    until = time.monotonic() + seconds
-    while not holds() and time.monotonic() < until:
-        time.sleep(0.02)
-    return holds()
 
 
 def processes_of(pipes: Path) -> list[int]:
@@ -81,10 +71,10 @@ def test_it_runs_in_its_own_folder_and_nothing_is_left(
     await_service()
     assert list(pipes.iterdir())
     running = processes_of(pipes)
-    assert all(map(is_alive, running))
+    assert all(map(is_running, running))
     service.end()
     service.wait()
-    assert within(2, lambda: not any(map(is_alive, running)))
+    assert within(2, lambda: not any(map(is_running, running)))
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
@@ -101,7 +91,7 @@ def test_it_ends_with_us_even_if_we_are_killed(tool: Path, tmp_path: Path) -> No
     assert done.returncode == -9
     running = [int(pid) for pid in done.stdout.split()]
     assert len(running) == 2
-    assert within(5, lambda: not any(map(is_alive, running)))
+    assert within(5, lambda: not any(map(is_running, running)))
     assert within(5, lambda: list((tmp_path / "scratch").iterdir()) == [])
 
 
@@ -112,6 +102,7 @@ def test_there_is_none_without_the_program(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_users_own_service_is_left_alone(tool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
+        patch.setattr(cuda_mps, "_runs_already", RUNS_ALREADY)
         patch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
         assert PrivateMps.start() is None
         with subprocess.Popen([tool, "-f"]) as theirs:
@@ -120,7 +111,33 @@ def test_a_users_own_service_is_left_alone(tool: Path, tmp_path: Path, monkeypat
             patch.delenv("CUDA_MPS_PIPE_DIRECTORY")
             assert PrivateMps.start() is None  # theirs has the usual folder, or one we do not know
             theirs.terminate()
-    assert within(2, lambda: not is_alive(server))
+    assert within(2, lambda: not is_running(server))
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "starts"), [("0", True), ("0,1", True), ("GPU-8c5f", True), ("1", False), ("1,0", False)]
+)
+def test_none_where_it_would_number_gpus_otherwise(
+    tool: Path, monkeypatch: pytest.MonkeyPatch, visible: str, starts: bool
+) -> None:
+    """NVIDIA: a service that sees GPU 1 alone calls it 0 to its clients, whose own variable says 1."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    service = PrivateMps.start()
+    assert (service is not None) == starts
+    if service is not None:
+        service.end()
+        service.wait()
+
+
+def test_a_service_that_cannot_be_started_leaves_no_folder(
+    tool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert PrivateMps.start() is None
     assert list((tmp_path / "scratch").iterdir()) == []
 
 

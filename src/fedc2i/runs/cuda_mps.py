@@ -24,9 +24,10 @@ _WATCH = """
 "$TOOL" -f </dev/null & control=$!
 read -r line
 servers=$(echo get_server_list | timeout 2 "$TOOL")
-echo quit | timeout 5 "$TOOL"  # waits for processes that are about to end
-for pid in $servers $control; do kill -9 "$pid"; done
-wait
+echo quit | timeout 5 "$TOOL" || kill -9 $servers  # quit waits for processes that are about to end
+{ sleep 5; kill -9 $servers "$control"; } & late=$!
+wait "$control"
+kill "$late"
 rm -rf "$FOLDER"
 """
 
@@ -38,9 +39,8 @@ class PrivateMps:
         environment: variables with which a process finds it.
     """
 
-    def __init__(self, tool: str) -> None:
+    def __init__(self, tool: str, folder: Path) -> None:
         """Starts it; the first process that opens the GPU under it takes a second longer."""
-        folder = Path(tempfile.mkdtemp(prefix="fedc2i-mps-"))
         self.environment = {_PIPES: str(folder / "pipes"), _LOGS: str(folder / "logs")}
         for path in self.environment.values():
             Path(path).mkdir()
@@ -55,13 +55,18 @@ class PrivateMps:
 
     @classmethod
     def start(cls) -> PrivateMps | None:
-        """A new service; None where there is no such program, or somebody runs one already, which is used then."""
+        """A new service; None where there is no such program, another one runs, or GPUs would be numbered otherwise."""
         tool = shutil.which(TOOL)
-        if tool is None or _PIPES in os.environ or _runs_already():
+        if tool is None or _PIPES in os.environ or _renumbers() or _runs_already():
             return None
         try:
-            return cls(tool)
+            folder = Path(tempfile.mkdtemp(prefix="fedc2i-mps-"))
         except OSError:
+            return None
+        try:
+            return cls(tool, folder)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
             return None
 
     def end(self) -> None:
@@ -82,12 +87,21 @@ def await_service() -> None:
     """Waits, in a process that is about to use it, until the service runs: CUDA would do without it before."""
     until = time.monotonic() + _STARTING
     with suppress(OSError):
-        while _PIPES in os.environ and not any(Path(os.environ[_PIPES]).iterdir()) and time.monotonic() < until:
+        while _PIPES in os.environ and not Path(os.environ[_PIPES], "control").exists() and time.monotonic() < until:
             time.sleep(0.02)
 
 
+def _renumbers() -> bool:
+    """Whether a service would number GPUs otherwise than its clients do: it counts the visible ones from 0."""
+    visible = [own.strip() for own in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return any(own.isdecimal() and int(own) != place for place, own in enumerate(visible))
+
+
 def _runs_already() -> bool:
-    """Whether a process of this machine is such a service, by its name, of which the system keeps 15 letters."""
+    """Whether a process of this machine is such a service, by its name, of which the system keeps 15 letters.
+
+    With one for the whole machine processes share the GPU anyway; one of another command may use the GPU for itself.
+    """
     for path in Path("/proc").glob("[0-9]*/comm"):
         with suppress(OSError):  # it has ended
             if path.read_bytes().strip() == TOOL[:15].encode():
