@@ -199,6 +199,22 @@ def test_fewer_seeds_resume_what_more_of_them_began(plan: MakePlan, cache: RunCa
     np.testing.assert_allclose(result.accuracy("trained"), execute(planned).accuracy("trained"), atol=1e-6)
 
 
+def test_checkpoints_of_a_process_that_was_killed_at_its_very_end_do_not_stay(
+    plan: MakePlan, cache: RunCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module.writer, "remove", kill)
+        with pytest.raises(KeyboardInterrupt):
+            cache.compute(plan(seeds="0,1", checkpoint_seconds=0))
+    working = cache.folder(plan(seeds="0,1"), 0)
+    assert (working / "checkpoints").is_dir()
+    cache.compute(plan(seeds="0,1"))
+    assert not (working / "checkpoints").exists()
+
+
 def test_a_file_that_was_half_written_does_not_stay(plan: MakePlan, cache: RunCache) -> None:
     planned = plan(rounds=3, executor="looped", checkpoint_seconds=0)
     with pytest.raises(KeyboardInterrupt):

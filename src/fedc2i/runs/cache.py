@@ -51,8 +51,10 @@ class RunCache:
     def complete(self, plan: Plan, observer: Observer | None = None) -> None:
         """Computes the seeds that are missing, and reads nothing."""
         missing = self.missing(plan)
+        for seed in set(plan.config.seeds) - set(missing):
+            writer.remove(self.folder(plan, seed))  # checkpoints, if a process was killed between its last two steps
         if missing:
-            self._run(_with_seeds(plan, missing), observer)
+            self._run(plan.with_seeds(missing), observer)
 
     def _run(self, plan: Plan, observer: Observer | None) -> None:
         """All seeds of the plan side by side; those of other processes are awaited.
@@ -71,7 +73,7 @@ class RunCache:
             missing = self.missing(plan)
             if not missing:  # another process computed them
                 return
-            plan, working = _with_seeds(plan, missing), self.folder(plan, min(missing))
+            plan, working = plan.with_seeds(missing), self.folder(plan, min(missing))
             can_resume = _can_resume(plan, working)
             for seed in missing:
                 folder = self.folder(plan, seed)
@@ -87,16 +89,12 @@ class RunCache:
             writer.remove(working)
 
 
-def _with_seeds(plan: Plan, seeds: list[int]) -> Plan:
-    return replace(plan, config=replace(plan.config, seeds=tuple(seeds)))
-
-
 def _can_resume(plan: Plan, working: Path) -> bool:
     """Whether the working folder has sound checkpoints of the same run, with these seeds or with more of them."""
     try:
         was = Fingerprint.read(working)
         seeds = [] if was is None else [int(seed) for seed in json.loads(was.settings)["seeds"]]
-        if not set(plan.config.seeds) <= set(seeds) or _with_seeds(plan, seeds).fingerprint != was:
+        if not set(plan.config.seeds) <= set(seeds) or plan.with_seeds(seeds).fingerprint != was:
             return False
         latest(plan, working)
     except (UserError, ValueError, KeyError, TypeError):

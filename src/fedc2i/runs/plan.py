@@ -96,6 +96,10 @@ class Plan:
         """The arguments that engines take."""
         return self.method, self.model, self.federation, self.config, self.config.seeds
 
+    def with_seeds(self, seeds: Sequence[int]) -> Plan:
+        """The same run with other seeds."""
+        return replace(self, config=replace(self.config, seeds=tuple(seeds)))
+
     def on_features(self, observer: Observer | None = None) -> Plan:
         """The same computation where only a head trains: features in place of images, and the head as the model."""
         if not self.model.has_constant_body or not self.federation.has_samples:
