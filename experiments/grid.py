@@ -11,7 +11,6 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,10 @@ from fedc2i.report.progress import ProgressView
 from fedc2i.report.table import Table
 from fedc2i.runs.cache import RunCache
 from fedc2i.runs.gpu_share import processes_for
+from fedc2i.runs.job_processes import JobProcesses
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.results import Result
-from fedc2i.runs.side_by_side_plans import compute_all
-from fedc2i.runs.side_by_side_runs import Processes
+from fedc2i.runs.side_by_side_runs import compute_all
 
 SEEDS_NOTE = "Seeds change initial models and batches, not the data: standard errors say nothing about other images."
 
@@ -78,7 +77,7 @@ class Grid:
         self.warnings: list[str] = []
         self._cache = RunCache(given.out / "runs", models=False)
         self._progress: ProgressView | None = None
-        self._processes: Processes | None = None
+        self._processes: JobProcesses | None = None
 
     def plan(self, data: str, methods: Sequence[str | Method], **settings: Any) -> list[Plan]:
         """One plan for each method on a data set.
@@ -98,7 +97,7 @@ class Grid:
     def missing(self, plans: Iterable[Plan]) -> list[Plan]:
         """The plans that are not complete, each with the seeds that are still to be run."""
         found = [(plan, tuple(self._cache.missing(plan))) for plan in plans]
-        return [with_seeds(plan, seeds) for plan, seeds in found if seeds]
+        return [plan.with_seeds(seeds) for plan, seeds in found if seeds]
 
     @contextmanager
     def computing(self, plans: Iterable[Plan]) -> Iterator[None]:
@@ -106,7 +105,7 @@ class Grid:
         left = self.missing(plans)
         count = min(processes_for(left[0].config, left), len(left)) if left else 1
         with (
-            Processes(count, on_gpu=True) if count > 1 else nullcontext() as self._processes,
+            JobProcesses(count, on_gpu=True) if count > 1 else nullcontext() as self._processes,
             ProgressView(Console(stderr=True), len(left)) as self._progress,
         ):
             runs = counted(sum(len(plan.config.seeds) for plan in left), "run")
@@ -131,8 +130,3 @@ class Grid:
             for file in table.write(self.folder, name):
                 print(self.folder / file)
         print("", *verdict.sentences, sep="\n")
-
-
-def with_seeds(plan: Plan, seeds: tuple[int, ...]) -> Plan:
-    """The same run with other seeds."""
-    return replace(plan, config=replace(plan.config, seeds=seeds))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedc2i.cli.paper import NAMES
 from fedc2i.data import digit5
 from fedc2i.report import reproduction as recipes
 from fedc2i.report.progress import ProgressView
@@ -225,7 +226,7 @@ def test_second_call_runs_nothing_and_writes_the_same(
 def test_side_by_side_as_on_a_gpu_the_tables_are_the_same(
     finished: tuple[Path, Answer], short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedc2i.runs.side_by_side_plans.processes_for", lambda config, plans=(): 2)
+    monkeypatch.setattr("fedc2i.runs.side_by_side_runs.processes_for", lambda config, plans=(): 2)
     answer = paper(short, tmp_path / "results", "table2", "samples", "--json", seeds="0,1")
     assert answer.code == 0
     numbers = re.findall(r"^\[(\d)/3\] (?:Local|FedCALM|FedC²I) on office10, seeds 0, 1: 1 round in", answer.err, re.M)
@@ -304,7 +305,8 @@ def test_unknown_artefact_is_refused(short: Path, tmp_path: Path, wanted: tuple[
     answer = paper(short, tmp_path / "results", *wanted)
     assert (answer.code, answer.out) == (2, "")
     assert f"unknown table or figure '{wanted[-1]}'" in answer.err
-    assert all(name in answer.err for name in (*ARTEFACTS, "all"))
+    assert tuple(ARTEFACTS) == NAMES
+    assert all(name in answer.err for name in (*NAMES, "all"))
     assert answer.err.count("\n") == 1
     assert not (tmp_path / "results").exists()
 

@@ -14,6 +14,7 @@ from fedc2i.core.errors import UserError
 from fedc2i.core.files import to_json
 
 app = typer.Typer(add_completion=False)
+NAMES = ("table1", "table2", "ablation", "gamma", "influence", "samples")  # of `reproduction.ARTEFACTS`, without torch
 
 
 @app.command()
@@ -21,9 +22,7 @@ app = typer.Typer(add_completion=False)
 def paper(
     wanted: Annotated[
         list[str],
-        typer.Argument(
-            metavar="WHAT...", help="table1, table2, ablation, gamma, influence, samples or all.", show_default=False
-        ),
+        typer.Argument(metavar="WHAT...", help=f"{', '.join(NAMES)} or all.", show_default=False),
     ],
     settings: dict[str, str],
     out: Annotated[Path, typer.Option(help="Tables and figures; the runs lie in runs/ below it.")] = Path("results"),
@@ -33,18 +32,18 @@ def paper(
 
     Seeds are 0,1,2 by default. With --rounds it is a trial, in a separate folder.
     """
-    from fedc2i.runs.head_start import started_ahead
+    from fedc2i.runs.job_processes import started_early
 
-    computes = set(wanted) != {"samples"} and not any(out.glob("runs/*/summary.json"))  # for sure
-    with started_ahead(settings) if computes else nullcontext() as processes:
+    for name in wanted:
+        if name not in (*NAMES, "all"):
+            raise UserError(f"unknown table or figure '{name}', allowed are {', '.join(NAMES)} and all")
+    names = list(NAMES) if "all" in wanted else list(dict.fromkeys(wanted))
+    computes_many = names != ["samples"] and not any(out.glob("runs/*/summary.json"))  # nothing is in the cache yet
+    with started_early(settings) if computes_many else nullcontext() as processes:
         from fedc2i.report.progress import ProgressView
-        from fedc2i.report.reproduction import ARTEFACTS, Reproduction
+        from fedc2i.report.reproduction import Reproduction
         from fedc2i.runs.cache import RunCache
 
-        for name in wanted:
-            if name not in (*ARTEFACTS, "all"):
-                raise UserError(f"unknown table or figure '{name}', allowed are {', '.join(ARTEFACTS)} and all")
-        names = list(ARTEFACTS) if "all" in wanted else list(dict.fromkeys(wanted))
         work = Reproduction(names, {"seeds": "0,1,2", **settings}, RunCache(out / "runs"))
         rounds = settings.get("rounds")
         folder = out if rounds is None else out / f"trial-{rounds}-rounds"  # a trial must not replace real tables

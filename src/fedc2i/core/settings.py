@@ -118,7 +118,7 @@ class EngineSettings(TrainingSettings):
         numbers=False,
         resume="free",
         flags=("paper",),
-        flag_help="Processes; on a GPU runs side by side.",
+        flag_help="Processes; on a GPU, runs computed at the same time (1: one after the other).",
         **_HERE,
     )
     clients_at_once: int = setting(

@@ -22,7 +22,7 @@ class ProgressView:
     """An observer that shows rounds, clients, time left and current accuracies on ``console``."""
 
     def __init__(self, console: Console, runs: int) -> None:
-        """Watches ``runs`` runs, each with all its seeds: in a row, or several at once by `beside`."""
+        """Watches ``runs`` runs, each with all its seeds: in a row, or several at once by `add_run`."""
         self.console = console
         self.is_wide = console.width >= WIDE
         self._runs = runs
@@ -52,23 +52,23 @@ class ProgressView:
             self._close()
         self.live.stop()
 
-    def beside(self) -> RunProgress:
+    def add_run(self) -> RunProgress:
         """The view of one of several runs at once."""
         return RunProgress(self)
 
     def begin(self, result: Result) -> None:
         """A run starts: its own bar; the one before it stays as a line."""
         self._close()
-        self._now = self.beside()
+        self._now = self.add_run()
         self._now.begin(result)
 
-    def started(self) -> str:
-        """What the bar of a run that starts begins with, such as ``[2/32]``."""
+    def count_start(self) -> str:
+        """Counts a run that starts; returns what its bar begins with, such as ``[2/32]``."""
         self._started += 1
         return f"[{self._started}/{self._runs}]"
 
-    def ended(self) -> str:
-        """What the line of a run that ended begins with."""
+    def count_end(self) -> str:
+        """Counts a run that ended; returns what its line begins with."""
         self._ended += 1
         return f"[{self._ended}/{self._runs}]"
 
@@ -136,7 +136,7 @@ class RunProgress:
         where = "" if ":" in result.config.data else f" on {result.config.data}"  # a path would take the whole line
         seeds = ", ".join(map(str, result.config.seeds))
         self._label = f"{result.label}{where}, seed{'s' * (',' in seeds)} {seeds}"
-        shown = f"{self._view.started()} {self._label if self._view.is_wide else result.label}"
+        shown = f"{self._view.count_start()} {self._label if self._view.is_wide else result.label}"
         before = max((report.round for report in result.rounds), default=0)  # of a run that resumes: they took no time
         live, rounds = self._view.live, result.config.rounds
         self._task = live.add_task(shown, total=rounds, completed=before, clients="", accuracy="")
@@ -171,7 +171,7 @@ class RunProgress:
         live.update(self._task, clients="", total=last, accuracy=self._accuracy(self._view.is_wide) + end)
         if live.disable:
             seconds = f"{counted(last, 'round')} in {self._seconds:.1f} s"
-            self._view.say(f"{self._view.ended()} {self._label}: {seconds}, {self._accuracy()}{end}")
+            self._view.say(f"{self._view.count_end()} {self._label}: {seconds}, {self._accuracy()}{end}")
         self._task = None
 
     def _accuracy(self, in_whole_words: bool = True) -> str:

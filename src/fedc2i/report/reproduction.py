@@ -1,7 +1,7 @@
 """Every table and figure of the paper as a recipe: which runs it needs, and what is made of them.
 
 `ARTEFACTS` names them. Runs that several recipes share are computed once (`runs.cache`). All go by the protocol's
-presets; only seeds, rounds and the device are the user's. Only the last round is scored, as tables show no other.
+presets; only seeds, rounds, device and workers are the user's. Only the last round is scored, as tables show no other.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from fedc2i.report.comparison import (
 from fedc2i.report.progress import ProgressView
 from fedc2i.report.table import POINT_COLUMN, POINT_NOTE, Row, Table, starred
 from fedc2i.runs.cache import RunCache
+from fedc2i.runs.gpu_share import processes_for
+from fedc2i.runs.job_processes import JobProcesses
 from fedc2i.runs.plan import Plan, prepare
 from fedc2i.runs.results import Result, Score
-from fedc2i.runs.side_by_side_plans import compute_all
-from fedc2i.runs.side_by_side_runs import Processes
+from fedc2i.runs.side_by_side_runs import compute_all
 
 BENCHMARKS = ("digit5", "office10")
 METHODS = ("local", "fedavg", "fedprox", "fedrep", "fedrod", "fedproto", "fedcalm", "fedic", "fedc2i")
@@ -44,7 +45,10 @@ VARIANTS = ("local", "fedavg", "fedc2i-client", "fedc2i-class-local", "fedc2i-cl
 GAMMAS = ("fedc2i:gamma=0.5", "fedc2i:gamma=1.0", "fedc2i:gamma=2.0", "fedc2i", "fedc2i:gamma=10.0")
 CHOSEN = "the γ that validation accuracy chooses at that point, and its test accuracy"
 VALIDATION_NOTE = "Validation accuracy is averaged over the clients that have validation data."
-ON_GPU_NOTE = "Runs may share the GPU with others, which makes each slower; with --workers 1 each has it alone."
+SHARED = "shared"
+SHARED_NOTE = (
+    f"{SHARED}: several runs shared the GPU, so their seconds say nothing; `--workers 1` in a new folder measures them."
+)
 PUBLISHED_NOTE = "The published Avg is over all clients of the published data, at a point the paper does not name."
 
 
@@ -91,11 +95,11 @@ class Reproduction:
         """How many methods on a benchmark these are."""
         return sum(bool(self._store.missing(plan)) for plan in self._plans.values())
 
-    def make(self, folder: Path, view: ProgressView | None = None, processes: Processes | None = None) -> list[str]:
+    def make(self, folder: Path, view: ProgressView | None = None, processes: JobProcesses | None = None) -> list[str]:
         """Computes what is missing and writes every table and figure; returns the files' names.
 
-        On a GPU runs are computed side by side, by ``processes`` if they were started ahead, and a thread writes each
-        table or figure as soon as its runs are there.
+        On a GPU runs are computed side by side, by ``processes`` if they were started early, and a thread writes each
+        table or figure when the last of its runs ends.
         """
         made: dict[str, Future[list[str]]] = {}
         drawing = ThreadPoolExecutor(1)
@@ -114,9 +118,12 @@ class Reproduction:
 
         try:
             compute_all(self._store, list(self._plans.values()), view, processes, on_computed)
+            left = [key for key in self._plans if key not in self._results]
             if processes is not None:
-                processes.dismiss()  # they end while the last tables are written
-            for key in [own for own in self._plans if own not in self._results]:
+                processes.end()  # they do so while the last tables are written
+                if any(self._store.missing(self._plans[key]) for key in left):
+                    processes.wait()  # we need the GPU's memory
+            for key in left:
                 read(key)
             draw_complete()
             return [file for name in self._names for file in made[name].result()]
@@ -229,15 +236,16 @@ def cost_table(results: Sequence[Result]) -> Table:
         f"Cost on {config.data}, {config.model}, {len(results[0].federation.names)} clients",
         ("Method", "Device", "up (kB)", "down (kB)", "seconds a round"),
     )
+    is_shared = processes_for(config) > 1
     for result in results:
         sizes = (f"{result.bytes_up / 1000:.1f}", f"{result.bytes_down / 1000:.1f}")
-        seconds = f"{result.seconds / len(result.rounds):.3f}"
+        seconds = SHARED if is_shared else f"{result.seconds / len(result.rounds):.3f}"
         table.rows.append(Row((result.label, config.torch_device().type, *sizes, seconds)))
     table.notes = [
         "up and down: bytes of the tensors that one client sends and receives in a round, on average; seconds: local "
         "training of all clients, exchange, and evaluation in rounds that are scored. Seeds are computed side by "
         "side; this is the share of one.",
-        *([ON_GPU_NOTE] if config.torch_device().type == "cuda" else []),
+        *([SHARED_NOTE] if is_shared else []),
         *reconstructions(results),
     ]
     return table

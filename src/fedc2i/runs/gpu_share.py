@@ -1,6 +1,6 @@
 """Processes that share a GPU: how many there are, and how each opens it.
 
-On a CPU runs are computed one after the other, each with the worker processes of its executor.
+On a CPU a run uses the worker processes of its executor instead, and runs are computed one after the other.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:  # torch is not imported before processes are started
     from fedc2i.runs.plan import Plan
     from fedc2i.runs.settings import RunSettings
 
-MOST = 4
+MOST_PROCESSES = 4
 CORES_EACH = 2  # a process computes with one thread and writes with another
-SHARE = 0.8  # of the GPU's memory
-OPEN = 2**30  # bytes of its memory that an open process takes, with its libraries
-COPIES = 4  # of what a step is estimated to hold: Digit-5's runs took up to 6 GB, with patches, graphs, and models
+MEMORY_SHARE = 0.8  # of the GPU's memory, for all processes
+OPEN_BYTES = 2**30  # of its memory that a process takes when it has opened it, with its libraries
+STEP_COPIES = 4  # of what a step is estimated to hold: Digit-5's runs took up to 6 GB, with patches, graphs, and models
 _TRIES, _PAUSE = 5, 0.5  # processes that open a GPU in the same instant may find it busy
 
 
 def most_processes(workers: int) -> int:
-    """How many processes share a GPU, where ``workers`` is the setting."""
+    """How many processes may share a GPU, where ``workers`` is the setting."""
     if os.name != "posix":
         return 1
-    return workers or max(1, min(MOST, cores() // CORES_EACH))
+    return workers or max(1, min(MOST_PROCESSES, cores() // CORES_EACH))
 
 
 def processes_for(config: RunSettings, plans: Iterable[Plan] = ()) -> int:
@@ -40,8 +40,8 @@ def processes_for(config: RunSettings, plans: Iterable[Plan] = ()) -> int:
         return most
     import torch
 
-    room = SHARE * torch.cuda.get_device_properties(device).total_memory  # opens nothing
-    return max(1, min(most, int(room / max(map(memory_of, plans), default=OPEN))))
+    room = MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory  # opens nothing
+    return max(1, min(most, int(room / max(map(memory_of, plans), default=OPEN_BYTES))))
 
 
 def memory_of(plan: Plan) -> float:
@@ -53,7 +53,7 @@ def memory_of(plan: Plan) -> float:
         step = bytes_of_a_step(plan.model, plan.federation.input, plan.config.batch_size)
     except Exception:  # a module of a user that cannot run like this
         return float("inf")
-    return OPEN + COPIES * clients * step
+    return OPEN_BYTES + STEP_COPIES * clients * step
 
 
 def open_gpu() -> None:
@@ -68,7 +68,8 @@ def open_gpu() -> None:
     for left in reversed(range(_TRIES)):
         try:
             image = torch.ones(1, 1, 8, 8, device="cuda")
-            torch.conv2d(image, image).sum().item() + torch.mm(image[0, 0], image[0, 0]).sum().item()
+            torch.conv2d(image, image).sum().item()
+            torch.mm(image[0, 0], image[0, 0]).sum().item()
             break
         except RuntimeError:
             if not left or not torch.cuda.is_available():

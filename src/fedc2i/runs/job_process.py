@@ -1,4 +1,4 @@
-"""A process that works off jobs one after the other, and what it does there.
+"""A process that computes one job after the other, and what happens inside it.
 
 It is given a function, with what all jobs share inside, and answers each job with what the function returns.
 """
@@ -6,6 +6,7 @@ It is given a function, with what all jobs share inside, and answers each job wi
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,40 +28,51 @@ from fedc2i.runs.cuda_mps import PrivateMps
 Report = Callable[[Any], None]
 _START = (
     "import sys; sys.path[:] = {path!r}; import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "from fedc2i.runs.job_process import serve; serve({line}, {on_gpu})"
+    "from fedc2i.runs.job_process import serve; serve({descriptor}, {parent}, {on_gpu})"
 )
+_DEATH_SIGNAL = 1  # of prctl
+_STDERR = 2
+
+
+class State(Enum):
+    """What a process does."""
+
+    OPENING = auto()  # it opens the GPU
+    IDLE = auto()
+    AT_WORK = auto()
+    FAILED = auto()  # it could not open the GPU
 
 
 class JobProcess:
-    """A process, from the start until `end`.
+    """A process, from its start until `wait`.
 
     Attributes:
-        line: to the process.
+        connection: to the process.
         mps: under which it opens the GPU.
-        is_open: whether it takes jobs; one on a GPU when it has opened that.
-        is_at_work: whether it has a job.
-        has_function: whether it has the present function.
+        state: what it does, as far as its messages were received.
         job: the one it has, or had last.
     """
 
     def __init__(self, on_gpu: bool, mps: PrivateMps | None) -> None:
+        """Starts it; raises OSError where the system has no room for one more."""
         ours, theirs = socket.socketpair()
-        self.line, self.mps = Connection(ours.detach()), mps
-        self.is_open = not on_gpu
-        self.is_at_work = self.has_function = False
+        self.connection, self.mps = Connection(ours.detach()), mps
+        self.state = State.OPENING if on_gpu else State.IDLE
         self.job: Any = None
-        self._began = time.monotonic()
-        code = _START.format(path=sys.path, line=theirs.fileno(), on_gpu=on_gpu)
+        self._shared: bytes | None = None  # the function that it has
+        self._started = time.monotonic()
+        code = _START.format(path=sys.path, descriptor=theirs.fileno(), parent=os.getpid(), on_gpu=on_gpu)
         one = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=_STDERR,  # ours is for results
                 env={**os.environ, **one, **(mps.environment if mps else {})},
             )
         if on_gpu:
-            self.line.send_bytes(cloudpickle.dumps(gpu_share.open_gpu))
+            self.connection.send_bytes(cloudpickle.dumps(gpu_share.open_gpu))
 
     @property
     def pid(self) -> int:
@@ -67,56 +80,71 @@ class JobProcess:
         return self._process.pid
 
     @property
-    def seconds_closed(self) -> float:
-        """How long it has been about to open the GPU; 0 once that is done."""
-        return 0.0 if self.is_open else time.monotonic() - self._began
+    def seconds_opening(self) -> float:
+        """For how long it has been opening the GPU; 0 if it does not."""
+        return time.monotonic() - self._started if self.state is State.OPENING else 0.0
 
     def give(self, job: Any, shared: bytes) -> None:
         """Sends a job, after the function ``shared`` if the process does not have it."""
-        self.job, self.is_at_work = job, True
+        self.job, self.state = job, State.AT_WORK
         try:
-            if not self.has_function:
-                self.line.send_bytes(shared)
-                self.has_function = True
-            self.line.send_bytes(cloudpickle.dumps(("job", job)))
+            if self._shared is not shared:
+                self.connection.send_bytes(shared)
+                self._shared = shared
+            self.connection.send_bytes(cloudpickle.dumps(("job", job)))
         except OSError:
-            raise _ended() from None
+            raise self._ended() from None
 
     def receive(self) -> tuple[str, Any]:
-        """The next message; raises what went wrong with a job."""
+        """The next message: ``open``, ``failed``, ``report`` or ``answer``, and its content.
+
+        Raises:
+            Exception: what went wrong with a job.
+        """
         try:
-            kind, content = cloudpickle.loads(self.line.recv_bytes())
+            kind, content = cloudpickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
-            kind, content = "error", _ended()
-        if kind == "error" and self.is_open:
-            raise content
-        return ("closed", content) if kind == "error" else (kind, content)
+            kind, content = "error", self._ended()
+        if kind == "error":
+            if self.state is not State.OPENING:
+                raise content
+            kind, self.state = "failed", State.FAILED
+        elif kind != "report":
+            self.state = State.IDLE
+        return kind, content
 
-    def kill(self) -> None:
-        """Stops it in the middle of its work."""
-        self._process.kill()
+    def end(self) -> None:
+        """It ends: by itself if it is idle, else in the middle of its work."""
+        self.connection.close()
+        if self.state is not State.IDLE:
+            self._process.kill()
 
-    def end(self, patience: float) -> None:
-        """Waits until it has ended; its line is closed."""
+    def wait(self, patience: float) -> None:
+        """Returns when it has ended, at the latest soon after ``patience`` seconds."""
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
+    def _ended(self) -> UserError:
+        try:
+            code = self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            code = 0
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return UserError(f"a process ended unexpectedly, {how}; if memory ran out, try --workers 1")
 
-def _ended() -> UserError:
-    return UserError("a process ended unexpectedly; if memory ran out, use fewer workers (workers=1)")
 
-
-def serve(line: int, on_gpu: bool) -> None:
-    """Works in a process until the other end of the line is closed."""
+def serve(descriptor: int, parent: int, on_gpu: bool) -> None:
+    """Works in a process until the other end of the connection is closed."""
+    _end_with(parent)
     import torch
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    connection, function = Connection(line), None
-    with contextlib.suppress(EOFError, OSError):  # of the line: the other end is closed
+    connection, function = Connection(descriptor), None
+    with contextlib.suppress(EOFError, OSError):  # of the connection: the other end is closed
         if on_gpu:
             connection.send_bytes(_opened(connection.recv_bytes()))
         while True:
@@ -126,6 +154,14 @@ def serve(line: int, on_gpu: bool) -> None:
             else:
                 assert function is not None
                 connection.send_bytes(_answer(function, content, connection))
+
+
+def _end_with(parent: int) -> None:
+    """Lets the system end this process when the one that started it ends, in whatever way; on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _opened(opening: bytes) -> bytes:
@@ -142,5 +178,7 @@ def _answer(function: Callable[[Any, Report], Any], job: Any, connection: Connec
 
     try:
         return bytes(cloudpickle.dumps(("answer", function(job, report))))
+    except SystemExit as error:  # a user's own code
+        return sent_error(UserError(f"sys.exit was called, with {error.code!r}"))
     except Exception as error:
         return sent_error(error)

@@ -1,133 +1,145 @@
-"""Independent jobs over processes, such as runs of many coalitions: one job after the other in each of a few processes.
+"""Runs computed side by side by processes that share a GPU; the numbers are those of one process.
 
-What all jobs share, such as the data, travels to each process once, inside the function. Processes can be started ahead
-of it: they import and, where they share a GPU, open it while the data is read.
+One run leaves much of a GPU idle: its kernels are small, and it pauses between rounds. The processes write into the
+cache, one plan at a time each. This process plans, shows progress, and reads the results. If memory runs out, a process
+computes fewer clients at a time, which rounds differently; how many processes there are is chosen to avoid that.
 """
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator
-from multiprocessing.connection import wait
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Protocol
 
-import cloudpickle
-
-from fedc2i.core.errors import UserError, one_line
-from fedc2i.runs.cuda_mps import PrivateMps
-from fedc2i.runs.job_process import JobProcess, Report
-
-OnReport = Callable[[Any, Any], None]
-_PATIENCE = 2.0  # seconds that idle processes have to end
-_OPENING = 60.0  # seconds to open a GPU under MPS
+from fedc2i.core.errors import UserError
+from fedc2i.engine.records import Round
+from fedc2i.runs.cache import RunCache
+from fedc2i.runs.gpu_share import processes_for
+from fedc2i.runs.job_process import Report
+from fedc2i.runs.job_processes import JobProcesses
+from fedc2i.runs.plan import Observer, Plan
+from fedc2i.runs.results import Result
 
 
-def side_by_side(
-    function: Callable[[Any, Report], Any],
-    jobs: Iterable[Any],
-    workers: int,
-    on_report: OnReport = lambda job, report: None,
-    on_gpu: bool = False,
-) -> Iterator[tuple[Any, Any]]:
-    """Every job with its answer, ``function(job, report)``, in the order in which they finish.
+class RunView(Observer, Protocol):
+    """Shows one of several runs."""
 
-    With one worker everything is computed here. ``on_report`` is given a job and what its function reports meanwhile.
+    def end(self) -> None:
+        """The run ended."""
+        ...
+
+
+class Views(Protocol):
+    """Shows several runs at once."""
+
+    def add_run(self) -> RunView:
+        """The view of one more run."""
+        ...
+
+    def say(self, line: str) -> None:
+        """A line of a log."""
+        ...
+
+
+def compute_all(
+    cache: RunCache,
+    plans: Sequence[Plan],
+    views: Views | None = None,
+    processes: JobProcesses | None = None,
+    on_computed: Callable[[Plan], None] = lambda plan: None,
+) -> None:
+    """Computes what a cache lacks of plans, side by side; nothing where one process would do it.
+
+    Args:
+        cache: takes the runs.
+        plans: with the same device.
+        views: shows them.
+        processes: that were started early.
+        on_computed: is given each plan when it is complete.
 
     Raises:
-        UserError: if a process ends unexpectedly; and whatever the function raises.
+        UserError: if a process ends unexpectedly; and whatever a run raises.
     """
-    waiting = list(jobs)
-    if workers <= 1 or len(waiting) <= 1 or os.name != "posix":
-        for job in waiting:
-            yield job, function(job, lambda report, own=job: on_report(own, report))  # type: ignore[misc]
+    if len(plans) < 2 or processes_for(plans[0].config) == 1:
         return
-    with Processes(min(workers, len(waiting)), on_gpu) as processes:
-        yield from processes.work(function, waiting, on_report)
+    missing = in_order([plan for plan in plans if cache.missing(plan)])
+    most = processes_for(plans[0].config, missing)
+    if min(most, len(missing)) < 2:
+        return
+    shown: dict[int, RunView] = {}
+
+    def run(job: int, report: Report) -> None:
+        plan = missing[job]
+        try:
+            cache.complete(plan, _Sender(report))
+        except UserError as error:
+            raise UserError(f"{plan.label} on {plan.config.data}: {error}") from error
+
+    def on_report(job: int, content: tuple[str, Any]) -> None:
+        if views is not None:
+            _show(views, shown, job, missing[job], *content)
+
+    is_gpu = plans[0].config.torch_device().type == "cuda"
+    with nullcontext(processes) if processes is not None else JobProcesses(min(most, len(missing)), is_gpu) as used:
+        used.keep(most)
+        for job, _ in used.work(run, range(len(missing)), on_report):
+            if job in shown:
+                shown.pop(job).end()
+            on_computed(missing[job])
 
 
-class Processes:
-    """A few processes that work off jobs, until the end of a ``with`` block."""
+def in_order(plans: Sequence[Plan]) -> list[Plan]:
+    """The order in which plans are started: different data in turn, because their kernels fill different gaps, and long
+    runs first, so that all processes end at about the same time."""
+    places: dict[int, tuple[float, float]] = {}
+    for federation in {id(plan.federation): plan.federation for plan in plans}.values():
+        samples = sum(len(client.train) for client in federation.clients)
+        own = [(samples * plan.config.rounds, k) for k, plan in enumerate(plans) if plan.federation is federation]
+        own.sort(key=lambda pair: -pair[0])
+        places |= {k: ((place + 0.5) / len(own), -work) for place, (work, k) in enumerate(own)}
+    return [plans[k] for k in sorted(places, key=lambda k: places[k])]
 
-    def __init__(self, count: int, on_gpu: bool = False) -> None:
-        """Starts them; those that share a GPU under a private CUDA MPS, if that is possible here."""
-        self._on_gpu = on_gpu
-        self._mps = PrivateMps.start() if on_gpu else None
-        self._all: list[JobProcess] = []
-        for _ in range(count):
-            self._start(self._mps)
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes' numbers."""
-        return [process.pid for process in self._all]
+def _show(views: Views, shown: dict[int, RunView], job: int, plan: Plan, kind: str, content: Any) -> None:
+    """What a process reports of a run, in its view."""
+    if kind == "say":
+        views.say(content)
+    elif kind == "begin":
+        seeds, rounds = content
+        result = plan.with_seeds(seeds).empty_result()
+        result.rounds += rounds
+        shown[job] = views.add_run()
+        shown[job].begin(result)
+    elif kind == "client":
+        shown[job].client(*content)
+    else:
+        shown[job].round(content)
 
-    def __enter__(self) -> Processes:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.dismiss()
-        until = time.monotonic() + _PATIENCE
-        for process in self._all:
-            process.end(max(0.0, until - time.monotonic()))
-        if self._mps is not None:
-            self._mps.wait()
+class _Sender:
+    """An observer that reports to another process, without arrays and tensors."""
 
-    def dismiss(self) -> None:
-        """No more work comes: idle processes end by themselves soon, others are stopped in the middle of it."""
-        for process in self._all:
-            process.line.close()
-            if process.is_at_work or not process.is_open:
-                process.kill()
-        if self._mps is not None:
-            self._mps.end()
+    def __init__(self, report: Report) -> None:
+        self._report = report
 
-    def work(
-        self,
-        function: Callable[[Any, Report], Any],
-        jobs: Iterable[Any],
-        on_report: OnReport = lambda job, report: None,
-        most: int | None = None,
-    ) -> Iterator[tuple[Any, Any]]:
-        """Every job with its answer, as `side_by_side`; by ``most`` of the processes, if that is given."""
-        waiting, shared = list(jobs), cloudpickle.dumps(("function", function))
-        used = self._all[: most or len(self._all)]
-        for process in used:
-            process.has_function = False
-        while waiting or any(process.is_at_work for process in used):
-            for process in used:
-                if process.is_open and not process.is_at_work and waiting:
-                    process.give(waiting.pop(0), shared)
-            listened = {process.line: process for process in used if process.is_at_work or not process.is_open}
-            for line in wait(list(listened), 1.0):
-                process = listened[line]  # type: ignore[index]
-                kind, content = process.receive()
-                if kind == "open":
-                    process.is_open = True
-                elif kind == "closed":
-                    used = self._replaced(process, used, content)
-                elif kind == "report":
-                    on_report(process.job, content)
-                else:
-                    process.is_at_work = False
-                    yield process.job, content
-            for process in [own for own in used if own.mps is not None and own.seconds_closed > _OPENING]:
-                process.kill()
-                used = self._replaced(process, used, "it takes very long")
+    def begin(self, result: Result) -> None:
+        """A run starts."""
+        self._report(("begin", (result.config.seeds, [_light(own) for own in result.rounds])))
 
-    def _replaced(self, process: JobProcess, used: list[JobProcess], reason: object) -> list[JobProcess]:
-        """The processes with another one, without MPS, in place of one that could not open the GPU."""
-        others = [own for own in used if own is not process]
-        if process.mps is not None:
-            return [*others, self._start(None)]
-        if not others:
-            raise UserError(f"the GPU cannot be opened: {one_line(reason)}")
-        return others  # fewer do as well
+    def client(self, done: int, of: int) -> None:
+        """Some clients have finished."""
+        self._report(("client", (done, of)))
 
-    def _start(self, mps: PrivateMps | None) -> JobProcess:
-        process = JobProcess(self._on_gpu, mps)
-        self._all.append(process)
-        return process
+    def round(self, report: Round) -> None:
+        """A round ended."""
+        self._report(("round", _light(report)))
+
+    def say(self, line: str) -> None:
+        """A line of a log."""
+        self._report(("say", line))
+
+
+def _light(report: Round) -> Round:
+    metrics = {point: [dict(own) for own in scores] for point, scores in report.metrics.items()}
+    return replace(report, influence={}, metrics=metrics)

@@ -26,10 +26,10 @@ from fedc2i.runs.finished_run import read_run
 from fedc2i.runs.folder import SUMMARY, RunFolder
 from fedc2i.runs.gpu_share import processes_for
 from fedc2i.runs.job_process import Report
+from fedc2i.runs.job_processes import side_by_side
 from fedc2i.runs.plan import Plan
 from fedc2i.runs.results import Result
 from fedc2i.runs.settings import RunSettings
-from fedc2i.runs.side_by_side_runs import side_by_side
 
 Array = np.ndarray[Any, Any]
 RUNS = "coalitions"  # the folder of their runs
