@@ -33,6 +33,7 @@ from fedc2i.methods.base import Phase, Site
 from fedc2i.training.local import Batch
 from fedc2i.training.metrics import defined
 
+_TOO_LARGE = "a single client does not fit into the device's memory; use workers=1 if runs share it, else device=cpu"
 _WIDEST_PATCH = 128  # numbers in a patch: up to this many, cuDNN's convolutions are slower than a product
 _SiteTensors = dict[str, Any]  # the tensors of a Site, each with or without an axis for clients
 
@@ -106,7 +107,7 @@ class StackedExecutor:
             except torch.OutOfMemoryError:
                 largest = min(self._at_once, sum(len(batch.clients) for batch in batches))
                 if largest == 1:
-                    raise UserError("a single client does not fit into the device's memory; use device=cpu") from None
+                    raise UserError(_TOO_LARGE) from None
             self._at_once = largest // 2
             self._graphs.clear()
             gc.collect()  # a user's method may hold tensors in reference cycles
@@ -214,7 +215,7 @@ def _personal_rows(batch: ClientBatch) -> Stacked:
 
 
 def _over_both(function: Callable[..., Any], dims: tuple[Any, ...]) -> Callable[..., Any]:
-    """VmapRules over clients, whose axes are ``dims``, then over seeds, for which everything has an axis."""
+    """`vmap` over clients, whose axes are ``dims``, then over seeds, for which everything has an axis."""
     outer = tuple(None if dim is None else 0 for dim in dims)
     return vmap(vmap(function, in_dims=dims, randomness="different"), in_dims=outer, randomness="different")
 
