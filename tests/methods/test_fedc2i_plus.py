@@ -17,7 +17,7 @@ from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.client import RunContext
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.methods.fedc2i_plus import CAUTION, DEGREES, KEPT, OWN, SHARES, FedC2IPlus, best_logs, posterior
+from fedc2i.methods.fedc2i_plus import BEST, CAUTION, DEGREES, KEPT, OWN, SHARES, FedC2IPlus, best_logs, posterior
 from fedc2i.methods.local import Local
 from fedc2i.methods.math.prototypes import spread
 from fedc2i.methods.messages import Uploads, relay
@@ -120,6 +120,23 @@ def test_the_best_network_so_far_is_kept(federation: Federation, model: Model) -
     assert all(torch.equal(after[KEPT + name], tensor) for name, tensor in good.items())
 
 
+@pytest.mark.parametrize("best", ["kept", "own", "trained", "mixture"])
+def test_without_held_out_samples_the_kept_network_follows_the_one_that_was_best(
+    federation: Federation, model: Model, best: str
+) -> None:
+    data = place(federation)
+    held = data.train
+    good, bad = model.init(0), {name: 100 * torch.randn_like(tensor) for name, tensor in model.init(1).items()}
+    of = {name: good if name == best else bad for name in ("kept", "own", "trained", "mixture")}
+    start = {**FedC2IPlus().setup(of["trained"], model), **prefixed(OWN, of["own"]), **prefixed(KEPT, of["kept"])}
+    after = exchanged(make_site(model, data, held_out=held), start, of["mixture"])
+    later = dict(zip(of, map(model.init, range(2, 6)), strict=True)) | {"kept": good}
+    own = {**after, **later["trained"], **prefixed(OWN, later["own"])}
+    seen = exchanged(make_site(model, data, held_out=held._replace(w=torch.zeros_like(held.w))), own, later["mixture"])
+    assert all(torch.equal(seen[KEPT + name], tensor) for name, tensor in later[best].items())
+    assert torch.equal(seen[SHARES], after[SHARES])
+
+
 def test_three_networks_predict_by_their_shares(federation: Federation, model: Model) -> None:
     method, data = FedC2IPlus(), place(federation)
     networks = [model.init(seed) for seed in range(3)]
@@ -208,7 +225,7 @@ def test_guard_is_private(federation: Federation, model: Model) -> None:
     method = FedC2IPlus()
     start = method.setup(model.init(0), model)
     sent = method.upload(start, place(federation).train, make_site(model, place(federation)))
-    private = {SHARES, DEGREES, *(prefix + name for prefix in (OWN, KEPT) for name in model.init(0))}
+    private = {SHARES, DEGREES, BEST, *(prefix + name for prefix in (OWN, KEPT) for name in model.init(0))}
     assert start.keys() - model.init(0).keys() == private
     assert not private & sent.keys()
 

@@ -10,8 +10,8 @@ as longer than the median of its class, and both networks are pulled towards it 
 
     loss = Σ_{f = v, w} CE(f) + ld · ‖h_f(x) − P_y‖²/d, mean over the batch
 
-A third network u_m is not trained: of all v_m, w_m and mixtures so far it is the one with the least held-out loss. The
-three predict together, with shares that are the mean of a posterior over the points a of the lattice `DESIGN`:
+A third network u_m is a copy: of all v_m, w_m and mixtures so far it is the one with the least held-out loss. The three
+predict together, with shares that are the mean of a posterior over the points a of the lattice `DESIGN`:
 
     p(y|x) = Σ_f β_f p_f(y|x),    β = Σ_a a·q(a),    q(a) = softmax_a(Σ_n log Σ_f a_f p_f(y_n|x_n) − κ·(1 − a_v))
 
@@ -20,8 +20,9 @@ prior asks for evidence of κ nats before other networks replace the client's ow
 of no use predicts by v. It still takes part in the mixture, which serves the others only if everybody does.
 
 These samples are the client's validation data. A client without such data holds out a part of its training data in the
-first half of the rounds; then it trains on all of them, and keeps β and u. β is a moving mean over rounds, first of v
-alone.
+first half of the rounds; then it trains on all of them, and keeps β. There u stays what it is if an earlier network was
+best in the last comparison; if v, w or the mixture was, training still paid, and u follows it. β is a moving mean over
+rounds, first of v alone.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ MEMORY = 0.5  # weight of the earlier β in the moving mean
 PROTOTYPE_SAMPLES = 128  # that a client's prototypes are means of, at most
 OWN, KEPT = "own.", "kept."  # private: v and u
 SHARES, DEGREES = "guard.shares", "guard.temperatures"  # private: β, and a temperature for each network
+BEST = "guard.best"  # private: which of u, v, w and the mixture had the least held-out loss, 0 to 3
 _WORST = -1e4  # in place of a log-probability that is not a number
 
 
@@ -87,13 +89,19 @@ class FedC2IPlus(FedC2I):
         if not self.guard:
             return params
         copies = {prefix + name: tensor.clone() for prefix in (OWN, KEPT) for name, tensor in params.items()}
-        return {**params, **copies, SHARES: torch.tensor([1.0, 0.0, 0.0]), DEGREES: torch.ones(3)}
+        return {
+            **params,
+            **copies,
+            SHARES: torch.tensor([1.0, 0.0, 0.0]),
+            DEGREES: torch.ones(3),
+            BEST: torch.zeros(()),
+        }
 
     def untrained(self, model: Model) -> frozenset[str]:
         """The own network's buffers, and what only `personalise` changes."""
         names = (*model.body_names, *model.head_names)
         buffers = (OWN + name for name in names if name not in model.trainable)
-        return super().untrained(model) | {SHARES, DEGREES, *buffers, *(KEPT + name for name in names)}
+        return super().untrained(model) | {SHARES, DEGREES, BEST, *buffers, *(KEPT + name for name in names)}
 
     def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
         """CE plus the distance of every feature to its class's prototype, of both networks."""
@@ -131,7 +139,7 @@ class FedC2IPlus(FedC2I):
         trained, shared = select(own, names), select(mixture, names)
         networks = (unprefixed(KEPT, own), unprefixed(OWN, own), trained, shared)
         logs, degrees = best_logs(torch.stack([site.logits(own, samples.x) for own in networks]), samples)
-        best = torch.where(known, (logs * samples.w).sum(1).argmax(), 0)
+        best = torch.where(known, (logs * samples.w).sum(1).argmax(), own[BEST].to(torch.long))
         kept = _choice(best, networks)
         found = torch.stack([logs[1], logs[3], _chosen(best, logs.unbind())])
         shares, hot = own[SHARES], torch.stack([degrees[1], degrees[3], _chosen(best, degrees.unbind())])
@@ -139,6 +147,7 @@ class FedC2IPlus(FedC2I):
         guard = {
             SHARES: torch.where(known, mean, shares),
             DEGREES: torch.where(known, hot.to(shares.dtype), own[DEGREES]),
+            BEST: best.to(shares.dtype),
         }
         return {**mixture, **prefixed(KEPT, kept), **guard}, {**measured, "guard": guard[SHARES]}
 
