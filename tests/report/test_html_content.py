@@ -12,7 +12,9 @@ import pytest
 
 from fedc2i.analysis.weights import finite_mean, mean_weights, of_last_round, of_seeds, round_numbers
 from fedc2i.core.errors import UserError
+from fedc2i.engine.records import POINTS, Predictions
 from fedc2i.methods.fedavg import FedAvg
+from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.report.comparison import comparison_table
 from fedc2i.report.html.chart_data import chart_data, pack, round_scores, rounds_to_keep, to_script
 from fedc2i.report.html.graph import MOST_NODES, clusters, graph_nodes
@@ -241,6 +243,32 @@ def test_verdict_does_not_claim_what_seeds_do_not_show() -> None:
     said = verdict_text([first, second])
     assert said.headline == "FedC²I has the highest average accuracy at both points, but is not clearly best."
     assert "It may be chance that it is ahead of FedAvg by 0.50 points (95 % interval " in said.sentences[0]
+
+
+def test_equal_scores_have_no_winner_and_one_client_no_federation() -> None:
+    alone = blank_federation("a")
+    results = [made_up(alone, {0: [[60]], 1: [[50]]}), made_up(alone, {0: [[60]], 1: [[50]]}, method=FedAvg())]
+    said = verdict_text(results)
+    assert said.headline == "All 2 runs have the same average accuracy at both points."
+    assert said.warnings == ("There is one client: nothing to federate.",)
+
+
+@pytest.mark.parametrize(("ill", "warns"), [(1, True), (5, False)])
+def test_intervals_over_a_class_with_few_samples_are_called_too_narrow(ill: int, warns: bool) -> None:
+    labels = np.array([1] * ill + [0] * 10)
+    found = {}
+    for method, sure in ((FedC2I(), 0.9), (FedAvg(), 0.6)):
+        rows = np.log(np.where(np.eye(2)[labels] > 0, sure, 1 - sure)).astype(np.float32)
+        one = made_up(blank_federation("a"), {seed: [[60]] for seed in range(2)}, method=method)
+        for report in one.rounds:
+            for own in (entry for metrics in report.metrics.values() for entry in metrics):
+                own["balanced_accuracy"] = 100 * sure
+        logs = {(seed, point): rows for seed in range(2) for point in POINTS}
+        one.predictions = Predictions(labels, (len(labels),), logs)
+        found[method.name] = one.showing("balanced_accuracy")
+    said = verdict_text(list(found.values()))
+    line = "The intervals are too narrow: they treat classes with fewer than 5 test samples as certain, at a."
+    assert (line in said.warnings) == warns
 
 
 @pytest.mark.parametrize(("seed", "words"), [(0, "share one seed"), (7, "share no seed")])

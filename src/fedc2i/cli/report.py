@@ -36,7 +36,7 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write one self-contained HTML page: verdict, scores, who helps whom, cost, and how to run it again.
+    """Write one self-contained HTML page: verdict, scores, whose models weigh most, cost, and how to run it again.
 
     Several runs over the same clients stand side by side. The page asks no server for anything.
     """

@@ -18,7 +18,7 @@ from fedc2i.engine.records import Point
 from fedc2i.report.comparison import has_samples
 from fedc2i.report.contribution_report import UNPROVEN, first_giver, gain_of, interval_text, reachable
 from fedc2i.report.html.influence_text import client_influences
-from fedc2i.report.html.side_by_side import common_seeds, restricted
+from fedc2i.report.html.side_by_side import class_sizes, common_seeds, restricted, scarce_clients
 from fedc2i.report.table import WHEN, counted, decimals, metric_words
 from fedc2i.runs.results import Result
 
@@ -127,7 +127,7 @@ def _against_local(result: Result, local: Result) -> Members:
         f"{counted(len(seeds), 'common seed')}; difference: positive is better, 95 % interval over test samples and "
         "seeds. λ says who weighs most in a client's mixture; fedc2i contribution RUN measures who helps."
     )
-    scarce = [name for k, name in enumerate(names) if is_scarce(metric, _class_sizes(result, k))]
+    scarce = scarce_clients(result)
     if scarce:
         note += f" No interval: fewer than {FEWEST_OF_CLASS} test samples of a class at {listed(scarce)}."
     return Members(title, "weighs most", tuple(rows), note, _warnings(rows, point))
@@ -161,7 +161,7 @@ def _interval(
         return None
     metric, rows = result.config.metric, ours.rows(client)
     labels = ours.labels[rows]
-    sizes = _class_sizes(result, client)
+    sizes = class_sizes(result, client)
     if is_scarce(metric, sizes):
         return None
     contrast, logs = gain(0, 2), {}
@@ -170,12 +170,6 @@ def _interval(
     values = {coalition: coalition_scores(own, labels, metric) for coalition, own in logs.items()}
     low, high = estimate(values, contrast, step=step_of(metric, len(labels), sizes)).ends
     return None if math.isnan(low) else (low, high)
-
-
-def _class_sizes(result: Result, client: int) -> list[int]:
-    """Test samples of each class; empty where only a site knows."""
-    own = result.predictions
-    return [] if own is None else [int(size) for size in np.bincount(own.labels[own.rows(client)])]
 
 
 def _warnings(rows: Sequence[Member], point: Point) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedc2i.analysis.contribution.uncertainty import is_scarce
 from fedc2i.analysis.significance import Paired
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import names
@@ -232,3 +233,15 @@ def cost_table(results: Sequence[Result]) -> Table:
         *reconstructions(results),
     ]
     return table
+
+
+def class_sizes(result: Result, client: int) -> list[int]:
+    """Test samples of each class; empty where only a site knows."""
+    own = result.predictions
+    return [] if own is None else [int(size) for size in np.bincount(own.labels[own.rows(client)])]
+
+
+def scarce_clients(result: Result) -> list[str]:
+    """Clients whose score is a mean over classes and rests on very few test samples of one."""
+    names = result.federation.names
+    return [name for k, name in enumerate(names) if is_scarce(result.config.metric, class_sizes(result, k))]

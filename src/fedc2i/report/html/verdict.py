@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedc2i.analysis.contribution.uncertainty import FEWEST_OF_CLASS
 from fedc2i.analysis.weights import DomainShare, finite_mean, of_last_round
+from fedc2i.core.errors import listed
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.report.comparison import FEW, SEEDS, diverged_notes, undefined_notes
 from fedc2i.report.html.side_by_side import (
@@ -20,6 +22,7 @@ from fedc2i.report.html.side_by_side import (
     named,
     restricted,
     rounds_text,
+    scarce_clients,
     settings_that_differ,
 )
 from fedc2i.report.table import WHEN, counted, metric_words, percent
@@ -56,7 +59,9 @@ def verdict_text(results: Sequence[Result]) -> Text:
     clear = {point: bool(found[1]) and all(one.is_clear for one in found[1]) for point, found in best.items()}
     one_leader, words = len(set(leaders.values())) == 1, metric_words(results[0].config.metric)
     top = "highest" if words.sign > 0 else "lowest"
-    if one_leader and all(clear.values()):
+    if all(found and all(one.paired.mean == 0 for one in found) for _, found in best.values()):
+        line = f"All {len(results)} runs have the same average {words.name} at both points."
+    elif one_leader and all(clear.values()):
         line = f"{leaders['trained']} has the {top} average {words.name} at both points, beyond chance."
     elif any(clear.values()):
         places = [(WHEN[point].capitalize(), leaders[point]) for point in POINTS if clear[point]]
@@ -79,7 +84,14 @@ def verdict_text(results: Sequence[Result]) -> Text:
         sentences.append(
             f"{counted(len(seeds), 'seed')} cannot show that a run is clearly best; {FEW + 1} or more can."
         )
-    return Text(line, tuple(sentences + undefined_notes(results)), warning_notes(results))
+    warnings = warning_notes(results)
+    scarce = list(dict.fromkeys(name for one in results for name in scarce_clients(one)))
+    if scarce and source:
+        warnings += (
+            f"The intervals are too narrow: they treat classes with fewer than {FEWEST_OF_CLASS} test samples as "
+            f"certain, at {listed(scarce)}.",
+        )
+    return Text(line, tuple(sentences + undefined_notes(results)), warnings)
 
 
 def _best(results: Sequence[Result], point: Point, top: str) -> str:
@@ -141,7 +153,8 @@ def _one_run(result: Result) -> Text:
 
 def warning_notes(results: Sequence[Result]) -> tuple[str, ...]:
     """Sentences that a reader must know before believing the verdict: other settings or data, attacks, rejections."""
-    said = _unequal(results)
+    said = ["There is one client: nothing to federate."] if len(results[0].federation.names) == 1 else []
+    said += _unequal(results)
     if len({str(one.federation.checksums) for one in results}) > 1:
         said.append("Not the same data: the checksums of the runs' samples differ.")
     for attack in dict.fromkeys(one.config.attack for one in results if one.config.attack):
