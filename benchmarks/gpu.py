@@ -1,4 +1,4 @@
-"""On a GPU: a whole run, many clients, and how much of the device's matrix rate they use. Under five minutes.
+"""On a GPU: a whole run, many clients, and how much of the device's matrix rate they use; then `gpu_commands`.
 
 Runs by itself, too: ``python benchmarks/gpu.py [--out FILE]``.
 """

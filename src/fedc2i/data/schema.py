@@ -224,7 +224,8 @@ def _join(where: str, name: str, clients: Mapping[str, Schema]) -> Column:
         raise UserError(f"{where}: column '{one_line(name, 80)}' has no value at any client; {how_to_drop(name)}")
     categories = sorted({value for own in found.values() for value in own.categories})
     if len(categories) > MOST_CATEGORIES:
-        raise UserError(f"{where}: column '{name}' has {len(categories)} categories, allowed are {MOST_CATEGORIES}")
+        many = f"has {len(categories)} categories, allowed are {MOST_CATEGORIES}"
+        raise UserError(f"{where}: column '{one_line(name, 80)}' {many}; {how_to_drop(name)}")
     return Column(name, next(iter(kinds)), tuple(categories), any(own.missing for own in found.values()))
 
 
