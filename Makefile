@@ -18,11 +18,12 @@ DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 help:
 	@echo "make demo       five methods on four hospitals, who weighs most with whom, and a report (under a minute)"
+	@echo "make install    .venv with the command fedc2i, nothing else"
 	@echo "make test       ruff, mypy and the test suite"
 	@echo "make coverage   the test suite with its coverage, at least 90 %; takes half as long again"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make test-kernels  the tests of GPU kernels, in Triton's interpreter; no GPU is needed"
-	@echo "make bench      speed and memory against a hand-written loop (ten minutes or more)"
+	@echo "make bench      speed and memory against a hand-written loop (about nine minutes)"
 	@echo "make docs       the documentation site, into site/"
 	@echo "make lint       ruff and mypy only"
 

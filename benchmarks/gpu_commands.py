@@ -25,24 +25,36 @@ from benchmarks.workload import make_federation
 from fedc2i.core.settings import EngineSettings
 from fedc2i.data.federation import Federation
 from fedc2i.engine.simulator import simulate
+from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
+from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.fedc2i_plus import FedC2IPlus
 from fedc2i.models.model import Model
 from fedc2i.models.networks import build
 
 CLIENTS, IMAGES = 10, 1000
 KINDS = ("tf32", "bf16")  # of models of real size; in ieee the arithmetic alone takes longer than the loop's launches
+FEDAVG = FedAvg()
+MEASURING = {"fedc2i": FedC2I(), "plus_unguarded": FedC2IPlus(guard=False), "plus": FedC2IPlus()}
 SEEDS, FEW, STEPS = 10, 5, 48  # of the wide LeNet: seeds, clients, steps of a client in a round
 
 
-def our_round(model: Model, federation: Federation, seeds: Sequence[int], device: str, **settings: Any) -> float:
-    """Seconds of a FedAvg round of all seeds without scores: the median of the third to the fifth of six."""
+def our_round(
+    model: Model,
+    federation: Federation,
+    seeds: Sequence[int],
+    device: str,
+    method: Method = FEDAVG,
+    **settings: Any,
+) -> float:
+    """Seconds of a round of all seeds without scores: the median of the third to the fifth of six."""
     seconds = [0.0] * 6
 
     def note(report: Any) -> None:
         seconds[report.round - 1] += report.seconds
 
     how = EngineSettings(rounds=len(seconds), evaluate_every=0, **settings)
-    simulate(FedAvg(), model, federation, how, seeds, device, note)
+    simulate(method, model, federation, how, seeds, device, note)
     return statistics.median(seconds[2:5])  # the first two capture graphs, the last is scored
 
 
@@ -81,6 +93,19 @@ def client_steps(device: str, clients: int = FEW, images: int = 743) -> dict[str
     return found
 
 
+def influence_cost(device: str, clients: int = FEW, images: int = 743) -> dict[str, float]:
+    """A round of the wide LeNet with influence / a FedAvg round, by method and number of seeds."""
+    federation = make_federation(clients, images, 64, side=32)
+    model = build("lenet-wide", 10, federation.input)
+    found = {}
+    for seeds in (SEEDS, 1):
+        plain = our_round(model, federation, range(seeds), device)
+        for name, method in MEASURING.items():
+            found[f"{name}_{seeds}"] = our_round(model, federation, range(seeds), device, method) / plain
+    print(json.dumps({"influence_cost": found}), flush=True)
+    return found
+
+
 def whole_commands() -> dict[str, Any]:
     """`fedc2i run fedavg --data digit5` with 3 and 10 seeds, and `fedc2i paper all`."""
     found: dict[str, Any] = {}
@@ -99,7 +124,7 @@ def whole_commands() -> dict[str, Any]:
 def measure(device: str = "cuda") -> dict[str, Any]:
     """All of it, with the numbers that are looked at from version to version under ``headline``."""
     models = real_models(device, ("resnet18_gn", "resnet18_bn", "vit"))
-    steps = client_steps(device)
+    steps, cost = client_steps(device), influence_cost(device)
     try:
         commands = whole_commands()
     except RuntimeError as error:  # no data here
@@ -117,7 +142,13 @@ def measure(device: str = "cuda") -> dict[str, Any]:
             headline[f"run_wall_{seeds}_seeds"] = commands[f"run_{seeds}_seeds"]["wall"]
     if commands.get("paper_seconds"):
         headline["paper_seconds"] = commands["paper_seconds"]
-    return {"models": models, "client_steps": steps, "commands": commands, "headline": headline}
+    return {
+        "models": models,
+        "client_steps": steps,
+        "influence_cost": cost,
+        "commands": commands,
+        "headline": headline,
+    }
 
 
 def main() -> None:
