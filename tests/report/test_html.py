@@ -397,7 +397,11 @@ def test_the_same_method_on_other_terms_is_told_apart_in_the_terminal_too(
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("nothing",), "no finished run here"), ((".", "--out", "."), "no finished run here"), ((), "Missing argument")],
+    [
+        (("nothing",), "nothing: no such folder"),
+        ((".", "--out", "."), "no finished run here"),
+        ((), "Missing argument"),
+    ],
 )
 def test_mistakes_are_one_line(
     arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

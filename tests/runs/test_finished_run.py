@@ -242,9 +242,12 @@ def test_a_run_of_a_method_made_in_another_process_is_read(
 # What cannot be read.
 
 
-@pytest.mark.parametrize("where", [".", "nowhere"])
-def test_another_folder_is_named(tmp_path: Path, where: str) -> None:
-    with pytest.raises(UserError, match=r": not the folder of a finished run; it has no summary\.json$"):
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [(".", r"not the folder of a finished run; it has no summary\.json"), ("nowhere", "no such folder")],
+)
+def test_another_folder_is_named(tmp_path: Path, where: str, said: str) -> None:
+    with pytest.raises(UserError, match=f": {said}$"):
         read_run(tmp_path / where)
 
 

@@ -134,6 +134,8 @@ def runs_below(folder: Path) -> list[Path]:
         return [folder]
     found = sorted(path.parent for path in folder.glob(f"*/{SUMMARY}"))
     if not found:
+        if not folder.exists():
+            raise UserError(f"{folder}: no such folder")
         raise UserError(f"{folder}: no finished run here; a run folder has a summary.json, a comparison such folders")
     try:
         order = [slug(key) for key in loads((folder / "comparison.json").read_text(encoding="utf-8"))]

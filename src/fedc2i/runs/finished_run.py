@@ -34,6 +34,8 @@ def read_run(folder: Path | str) -> Result:
     """
     folder = Path(folder)
     path = folder / SUMMARY
+    if not folder.exists():
+        raise UserError(f"{folder}: no such folder")
     if not path.is_file():
         raise UserError(f"{folder}: not the folder of a finished run; it has no summary.json")
     try:

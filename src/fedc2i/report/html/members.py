@@ -119,13 +119,13 @@ def _against_local(result: Result, local: Result) -> Members:
         if influences and influences[k].learned:
             first, share = influences[k].learned[0]
             helper = names[first]
-            proof = f"λ {share:.{decimals(len(names))}f}, not checked against training without it"
+            proof = f"λ {share:.{decimals(len(names))}f}, not checked"
         told = found is not None and (found[0] > 0 or found[1] < 0)
         rows.append(_member(name, float(alone[k]), float(ours[k]), difference, ends, helper, proof, metric, told))
     title = f"{result.label}: each client alone (Local) and together, {words.title} {WHEN[point]}"
     note = (
         f"{counted(len(seeds), 'common seed')}; difference: positive is better, 95 % interval over test samples and "
-        "seeds. λ says who weighs most in a client's mixture; fedc2i contribution RUN measures who helps."
+        "seeds. λ says who weighs most in a client's mixture, not who helps; fedc2i contribution RUN measures that."
     )
     scarce = scarce_clients(result)
     if scarce:
