@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import fedc2i
@@ -17,8 +17,9 @@ from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.client import RunContext
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
-from fedc2i.methods.fedc2i_plus import BEST, CAUTION, DEGREES, KEPT, OWN, SHARES, FedC2IPlus, best_logs, posterior
+from fedc2i.methods.fedc2i_plus import DEGREES, EVIDENCE, GUARD, KEPT, MEASURED, OWN, SHARES, FedC2IPlus
 from fedc2i.methods.local import Local
+from fedc2i.methods.math.guard import best_logs, posterior
 from fedc2i.methods.math.prototypes import spread
 from fedc2i.methods.messages import Uploads, relay
 from fedc2i.models.model import Model, split
@@ -26,66 +27,14 @@ from fedc2i.training.local import Batch
 from support.method_checks import TRAINING, make_site, place, run, upload
 
 ALONE = [1.0, 0.0, 0.0]
-DESIGN = [(a / 4, b / 4, (4 - a - b) / 4) for a in range(5) for b in range(5 - a)]
 
 
-def samples_of(labels: list[int]) -> Batch:
-    y = torch.tensor(labels)
-    return Batch(y, y, torch.ones(len(y)))
-
-
-def shares(logits: Tensor, labels: list[int]) -> list[float]:
-    logs, _ = best_logs(logits, samples_of(labels))
-    return posterior(logs, torch.ones(len(labels))).tolist()
-
-
-def by_hand(logits: Tensor, labels: list[int]) -> tuple[list[float], list[int]]:
-    """β, and the best temperature of each network, one sample, temperature and point at a time."""
-    likely, degrees = [], []
-    for own in logits.double().numpy():
-        found = {}
-        for degree in (1, 2, 4, 8):
-            powers = np.exp(own / degree)
-            found[degree] = [row[y] / row.sum() for row, y in zip(powers, labels, strict=True)]
-        degrees.append(max(found, key=lambda degree: np.prod(found[degree])))
-        likely.append(found[degrees[-1]])
-    weights = [np.exp(-CAUTION * (1 - a[0])) * np.prod(np.array(a) @ np.array(likely)) for a in DESIGN]
-    return (np.array(weights) @ np.array(DESIGN) / np.sum(weights)).tolist(), degrees
-
-
-@pytest.mark.parametrize("confidence", [1.0, 10.0])
-def test_shares_are_the_posterior_mean(confidence: float) -> None:
-    labels = [0, 2, 1, 1, 0, 2]
-    logits = confidence * torch.randn(3, 6, 3, generator=torch.Generator().manual_seed(0))
-    logits[1, torch.arange(6), labels] += confidence
-    wanted, degrees = by_hand(logits, labels)
-    assert shares(logits, labels) == pytest.approx(wanted, rel=1e-4)
-    assert best_logs(logits, samples_of(labels))[1].tolist() == degrees
-
-
-def test_others_need_evidence() -> None:
-    same = torch.zeros(3, 4, 2)
-    prior = np.exp(-CAUTION * (1 - np.array(DESIGN)[:, 0]))
-    found = shares(same, [0, 1, 0, 1])
-    assert found == pytest.approx(prior @ np.array(DESIGN) / prior.sum())
-    assert found[0] > found[1] + found[2]
-
-
-@pytest.mark.parametrize("useless", [0, 1, 2])
-@pytest.mark.parametrize("value", [-20.0, torch.nan])
-def test_a_network_of_no_use_has_no_share(useless: int, value: float) -> None:
-    labels = [0, 1] * 20
-    logits = 4 * torch.eye(2)[torch.tensor(labels)].repeat(3, 1, 1)
-    logits[useless] *= value
-    assert shares(logits, labels)[useless] < 0.02
-
-
-def exchanged(site: Site, own: Params, mixture: Params) -> Params:
+def exchanged(site: Site, own: Params, mixture: Params, batch: Batch | None = None) -> Params:
     """What a client makes of an exchange in which the others sent ``mixture``."""
     received = relay({name: tensor[None].repeat(2, *[1] * tensor.ndim) for name, tensor in mixture.items()})
     site = replace(site, received=received, position=torch.tensor(-1))
     assert site.held_out is not None
-    return FedC2IPlus().personalise(own, site.held_out, site)[0]
+    return FedC2IPlus().personalise(own, batch or site.held_out, site)[0]
 
 
 def test_samples_that_were_trained_on_decide_nothing(federation: Federation, model: Model) -> None:
@@ -94,7 +43,7 @@ def test_samples_that_were_trained_on_decide_nothing(federation: Federation, mod
     start = FedC2IPlus().setup(model.init(0), model)
     seen = exchanged(make_site(model, data, held_out=held._replace(w=torch.zeros(5))), start, model.init(1))
     for name, tensor in start.items():
-        if name.startswith(("guard.", KEPT, OWN)):
+        if name.startswith((SHARES, MEASURED, DEGREES, KEPT, OWN)):
             assert torch.equal(seen[name], tensor), name
     fresh = exchanged(make_site(model, data, held_out=held), start, model.init(1))
     logits = torch.stack([model.head(own, model.features(own, held.x)) for own in map(model.init, (0, 1))])
@@ -134,7 +83,26 @@ def test_without_held_out_samples_the_kept_network_follows_the_one_that_was_best
     own = {**after, **later["trained"], **prefixed(OWN, later["own"])}
     seen = exchanged(make_site(model, data, held_out=held._replace(w=torch.zeros_like(held.w))), own, later["mixture"])
     assert all(torch.equal(seen[KEPT + name], tensor) for name, tensor in later[best].items())
-    assert torch.equal(seen[SHARES], after[SHARES])
+    assert torch.equal(seen[MEASURED], after[SHARES])
+
+
+def test_without_held_out_samples_a_mixture_loses_its_share_if_it_fails_on_training_samples(
+    federation: Federation, model: Model
+) -> None:
+    """By hand: ℓ_w − ℓ_v is halved in the moving mean, which begins at 0."""
+    data = place(federation)
+    batch = data.train
+    none = make_site(model, data, held_out=batch._replace(w=torch.zeros_like(batch.w)))
+    shared = model.init(1)
+    logits = model.head(shared, model.features(shared, batch.x))[None]
+    own_log = best_logs(logits, batch)[0].mean()  # as if v had predicted held-out samples like this
+    start = {**FedC2IPlus().setup(model.init(0), model), MEASURED: torch.tensor([0.6, 0.3, 0.1])}
+    for better, trust in ((-0.5, 1.0), (0.0, 1.0), (0.4, np.exp(-10 * 0.4 / 2))):
+        before = {**start, EVIDENCE: torch.tensor([float(own_log) + better, 10.0, 0.0])}
+        after = exchanged(none, before, shared, batch)
+        assert after[SHARES].tolist() == pytest.approx([0.9 - 0.3 * trust, 0.3 * trust, 0.1], abs=1e-5)
+        assert torch.equal(after[MEASURED], start[MEASURED])
+        assert after[EVIDENCE].tolist() == pytest.approx([float(own_log) + better, 10.0, -better / 2], abs=1e-5)
 
 
 def test_three_networks_predict_by_their_shares(federation: Federation, model: Model) -> None:
@@ -173,7 +141,7 @@ def test_its_networks_are_those_of_two_methods(
         assert torch.allclose(guarded[name], tensor, atol=1e-6), name
 
 
-@pytest.mark.parametrize(("samples", "wanted"), [(14, 3), (100, 25), (160, 32), (400, 40), (5000, 128)])
+@pytest.mark.parametrize(("samples", "wanted"), [(14, 1), (100, 12), (160, 16), (400, 40), (5000, 128)])
 def test_a_tenth_is_held_out_but_neither_few_samples_nor_most(
     make_federation: Callable[..., Federation], model: Model, samples: int, wanted: int
 ) -> None:
@@ -225,7 +193,7 @@ def test_guard_is_private(federation: Federation, model: Model) -> None:
     method = FedC2IPlus()
     start = method.setup(model.init(0), model)
     sent = method.upload(start, place(federation).train, make_site(model, place(federation)))
-    private = {SHARES, DEGREES, BEST, *(prefix + name for prefix in (OWN, KEPT) for name in model.init(0))}
+    private = {*GUARD, *(prefix + name for prefix in (OWN, KEPT) for name in model.init(0))}
     assert start.keys() - model.init(0).keys() == private
     assert not private & sent.keys()
 

@@ -26,7 +26,8 @@ from fedc2i.training.metrics import AT_ONCE, AT_ONCE_ON_GPU, all_scores, defined
 if TYPE_CHECKING:
     from fedc2i.engine.attacks import Attackers
 
-LEAST_HELD_OUT, MOST_HELD_OUT = 32, 128  # samples that a guard measures on
+LEAST_HELD_OUT, MOST_HELD_OUT = 16, 128  # samples that a guard measures on
+PART_HELD_OUT = 8  # of training data, at most an eighth
 Piece = tuple[str, int, int]  # a split, the first image in it and the one after the last
 
 
@@ -160,7 +161,7 @@ class RunContext:
         if size := len(data.validation.y):
             return HeldOut("validation", torch.randperm(size, generator=generator)[:MOST_HELD_OUT], True)
         wanted = min(max(int(share * data.samples), LEAST_HELD_OUT), MOST_HELD_OUT)
-        count = min(wanted, max(1, data.samples // 4), data.samples - 1)
+        count = min(wanted, max(1, data.samples // PART_HELD_OUT), data.samples - 1)
         if (data.samples - count) % self.training.batch_size == 1:  # BatchNorm cannot train on a batch of one
             count -= 1
         return HeldOut("train", torch.randperm(data.samples, generator=generator)[:count], 2 * round <= self.rounds)

@@ -11,23 +11,25 @@ as longer than the median of its class, and both networks are pulled towards it 
     loss = Σ_{f = v, w} CE(f) + ld · ‖h_f(x) − P_y‖²/d, mean over the batch
 
 A third network u_m is a copy: of all v_m, w_m and mixtures so far it is the one with the least held-out loss. The three
-predict together, with shares that are the mean of a posterior over the points a of the lattice `DESIGN`:
+predict together, with shares β by their held-out predictions (`math.guard`), each at its best temperature:
 
-    p(y|x) = Σ_f β_f p_f(y|x),    β = Σ_a a·q(a),    q(a) = softmax_a(Σ_n log Σ_f a_f p_f(y_n|x_n) − κ·(1 − a_v))
+    p(y|x) = Σ_f β_f p_f(y|x)
 
-n runs over samples that the client did not train on, and each p_f is at the best of a few temperatures on them. The
-prior asks for evidence of κ nats before other networks replace the client's own. So a client to which the others are
-of no use predicts by v. It still takes part in the mixture, which serves the others only if everybody does.
+So a client to which the others are of no use predicts by v. It still takes part in the mixture, which serves the others
+only if everybody does.
 
-These samples are the client's validation data. A client without such data holds out a part of its training data in the
-first half of the rounds; then it trains on all of them, and keeps β. There u stays what it is if an earlier network was
-best in the last comparison; if v, w or the mixture was, training still paid, and u follows it. β is a moving mean over
-rounds, first of v alone.
+Held-out samples are the client's validation data. A client without such data holds out a part of its training data in
+the first half of the rounds; then it trains on all of them, and keeps β and the temperatures. From then on
+
+- u stays what it is if an earlier network was best in the last comparison; if v, w or the mixture was, training still
+  paid, and u follows it;
+- the mixture loses its share if it predicts even training samples worse than v predicted those held out.
+
+β is a moving mean over rounds, first of v alone.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -41,22 +43,22 @@ from fedc2i.core.params import Params, prefixed, select, unprefixed
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.methods.fedproto import ClassFeatures, prototype_loss
+from fedc2i.methods.math.guard import WORST, best_logs, distrusted, mean_log, posterior
 from fedc2i.methods.math.influence import Gamma
 from fedc2i.methods.math.prototypes import average, bounded, prototypes, spread
 from fedc2i.methods.messages import Download, Uploads, relay
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 
-STEPS = 4  # shares a are multiples of 1/4
-DESIGN = tuple(a for a in itertools.product(range(STEPS + 1), repeat=3) if sum(a) == STEPS)  # of own, shared and kept
-CAUTION = 2.0  # κ
-TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
-MEMORY = 0.5  # weight of the earlier β in the moving mean
+MEMORY = 0.5  # weight of earlier rounds in moving means
 PROTOTYPE_SAMPLES = 128  # that a client's prototypes are means of, at most
 OWN, KEPT = "own.", "kept."  # private: v and u
 SHARES, DEGREES = "guard.shares", "guard.temperatures"  # private: β, and a temperature for each network
+MEASURED = "guard.measured"  # private: β by held-out samples, before the mixture may lose its share
 BEST = "guard.best"  # private: which of u, v, w and the mixture had the least held-out loss, 0 to 3
-_WORST = -1e4  # in place of a log-probability that is not a number
+EVIDENCE = "guard.evidence"  # private: ℓ_v, of how many held-out samples, and the moving mean of ℓ_w − ℓ_v since then
+GUARD = (SHARES, DEGREES, MEASURED, BEST, EVIDENCE)
+MIXED = 2  # from here on, places in BEST are of w and the mixture
 
 
 @dataclass(frozen=True)
@@ -89,19 +91,15 @@ class FedC2IPlus(FedC2I):
         if not self.guard:
             return params
         copies = {prefix + name: tensor.clone() for prefix in (OWN, KEPT) for name, tensor in params.items()}
-        return {
-            **params,
-            **copies,
-            SHARES: torch.tensor([1.0, 0.0, 0.0]),
-            DEGREES: torch.ones(3),
-            BEST: torch.zeros(()),
-        }
+        alone = torch.tensor([1.0, 0.0, 0.0])
+        guard = {SHARES: alone, MEASURED: alone.clone(), DEGREES: torch.ones(3), BEST: torch.zeros(())}
+        return {**params, **copies, **guard, EVIDENCE: torch.zeros(3)}
 
     def untrained(self, model: Model) -> frozenset[str]:
         """The own network's buffers, and what only `personalise` changes."""
         names = (*model.body_names, *model.head_names)
         buffers = (OWN + name for name in names if name not in model.trainable)
-        return super().untrained(model) | {SHARES, DEGREES, BEST, *buffers, *(KEPT + name for name in names)}
+        return super().untrained(model) | {*GUARD, *buffers, *(KEPT + name for name in names)}
 
     def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
         """CE plus the distance of every feature to its class's prototype, of both networks."""
@@ -133,23 +131,31 @@ class FedC2IPlus(FedC2I):
         mixture, measured = super().personalise(own, batch, site)
         if not self.guard or not measured:
             return mixture, measured
+        assert batch is not None
+        assert site.held_out is not None
         samples, names = site.held_out, (*site.model.body_names, *site.model.head_names)
-        assert samples is not None
-        known = samples.w.sum() > 0
+        is_known = samples.w.sum() > 0
         trained, shared = select(own, names), select(mixture, names)
         networks = (unprefixed(KEPT, own), unprefixed(OWN, own), trained, shared)
         logs, degrees = best_logs(torch.stack([site.logits(own, samples.x) for own in networks]), samples)
-        best = torch.where(known, (logs * samples.w).sum(1).argmax(), own[BEST].to(torch.long))
-        kept = _choice(best, networks)
+        best = torch.where(is_known, (logs * samples.w).sum(1).argmax(), own[BEST].to(torch.long))
         found = torch.stack([logs[1], logs[3], _chosen(best, logs.unbind())])
-        shares, hot = own[SHARES], torch.stack([degrees[1], degrees[3], _chosen(best, degrees.unbind())])
+        hot = torch.stack([degrees[1], degrees[3], _chosen(best, degrees.unbind())])
+
+        shares, (own_log, count, gap) = own[MEASURED], own[EVIDENCE].unbind()
+        seen, _ = best_logs(site.logits(shared, batch.x)[None], batch)
+        gap = MEMORY * gap + (1 - MEMORY) * (mean_log(seen[0], batch.w) - own_log)
+        less = distrusted(shares, (count * gap.clamp(max=0)).exp(), best >= MIXED)
         mean = MEMORY * shares + (1 - MEMORY) * posterior(found, samples.w).to(shares.dtype)
+        fresh = torch.stack([mean_log(logs[1], samples.w), samples.w.sum(), torch.zeros_like(gap)])
         guard = {
-            SHARES: torch.where(known, mean, shares),
-            DEGREES: torch.where(known, hot.to(shares.dtype), own[DEGREES]),
+            SHARES: torch.where(is_known, mean, less),
+            MEASURED: torch.where(is_known, mean, shares),
+            DEGREES: torch.where(is_known, hot.to(shares.dtype), own[DEGREES]),
             BEST: best.to(shares.dtype),
+            EVIDENCE: torch.where(is_known, fresh, torch.stack([own_log, count, gap])).to(shares.dtype),
         }
-        return {**mixture, **prefixed(KEPT, kept), **guard}, {**measured, "guard": guard[SHARES]}
+        return {**mixture, **prefixed(KEPT, _choice(best, networks)), **guard}, {**measured, "guard": guard[SHARES]}
 
     def predict(self, params: Params, x: Tensor, site: Site) -> Tensor:
         """log Σ_f β_f p_f."""
@@ -157,7 +163,7 @@ class FedC2IPlus(FedC2I):
             return site.logits(params, x)
         networks = (unprefixed(OWN, params), params, unprefixed(KEPT, params))
         logs = [
-            F.log_softmax(site.logits(network, x) / degree, 1).nan_to_num(nan=_WORST) + share.log()
+            F.log_softmax(site.logits(network, x) / degree, 1).nan_to_num(nan=WORST) + share.log()
             for network, degree, share in zip(networks, params[DEGREES], params[SHARES], strict=True)
         ]
         return torch.stack(logs).logsumexp(0)
@@ -165,25 +171,6 @@ class FedC2IPlus(FedC2I):
     def other_predictions(self, params: Params, x: Tensor, site: Site) -> Mapping[str, Tensor]:
         """By the own network alone."""
         return {"own": site.logits(unprefixed(OWN, params), x)} if self.guard else {}
-
-
-def posterior(logs: Tensor, w: Tensor) -> Tensor:
-    """β ``(3,)`` from log p_f(y_n|x_n) ``(3, n)`` and the weights of the samples ``(n,)``."""
-    one = torch.ones_like(logs.sum())  # on the device: a CUDA graph cannot hold a copy from the host
-    points = torch.stack([torch.stack([one * (share / STEPS) for share in a]) for a in DESIGN])  # (15, 3)
-    likely = (points.log()[..., None] + logs).logsumexp(1)  # (15, n)
-    weights = torch.softmax((likely * w).sum(1) - CAUTION * (1 - points[:, 0]), 0)  # q(a)
-    return weights @ points
-
-
-def best_logs(logits: Tensor, samples: Batch) -> tuple[Tensor, Tensor]:
-    """log p(y_n|x_n) of networks ``(K, n)`` at their best temperatures, and these ``(K,)``; logits ``(K, n, C)``."""
-    tried = torch.stack([F.log_softmax(logits / degree, 2) for degree in TEMPERATURES])  # (T, K, n, C)
-    logs = (tried * F.one_hot(samples.y, logits.shape[2]).to(logits.dtype)).sum(3).nan_to_num(nan=_WORST)
-    best = (logs * samples.w).sum(2).argmax(0)  # (K,)
-    hot = F.one_hot(best, len(TEMPERATURES)).to(logits.dtype)  # (K, T)
-    degrees = sum(hot[:, t] * degree for t, degree in enumerate(TEMPERATURES))
-    return torch.einsum("kt,tkn->kn", hot, logs), torch.as_tensor(degrees)
 
 
 def _chosen(best: Tensor, tensors: Sequence[Tensor]) -> Tensor:
