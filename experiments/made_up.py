@@ -1,7 +1,7 @@
 """Five federations that are made here to try methods on: some where sharing must help, some where it must not harm.
 
-Clients have no validation data, as most data of users. Other numbers are other draws. FedC²I⁺'s rule for its kept
-network was chosen on draws below `FIRST`; no other choice was made on these federations.
+Clients have no validation data, as most data of users. Other numbers are other draws. What FedC²I⁺ does without
+validation data was chosen on draws below `FIRST`; no other choice was made on these federations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import fedc2i
 from experiments.grid import launch
 from fedc2i.data.federation import Federation
 
-FIRST = 100  # draw that is reported
+FIRST = 300  # draw that is reported
 METHODS = ("local", "fedavg", "ditto", "fedrep", "fedfomo", "fedproto", "fedic", "fedc2i", "fedc2i-plus")
 Arrays = Mapping[str, tuple[np.ndarray, ...]]
 Generator = np.random.Generator
