@@ -244,10 +244,19 @@ class _Unpool(torch.autograd.Function):
         return out.unflatten(0, (info.batch_size, -1)), 0
 
 
-def unfold(x: Tensor, positions: Pair, kernel: Pair, stride: Pair, dilation: Pair, extra: int, one: bool) -> Tensor:
+def unfold(
+    x: Tensor,
+    positions: Pair,
+    kernel: Pair,
+    stride: Pair,
+    dilation: Pair,
+    extra: int,
+    one: bool,
+    padding: Pair = (0, 0),
+) -> Tensor:
     """Images ``(N, H, W, C)`` to patches ``(N, L, k·k·C + extra)`` at ``positions`` of the kernel.
 
-    The first number after a patch is 1 if ``one``, else 0; the others are 0.
+    The first number after a patch is 1 if ``one``, else 0; the others are 0, as are pixels of the ``padding``.
     """
     count, height, width, channels = x.shape
     rows, taps = count * positions[0] * positions[1], kernel[0] * kernel[1]
@@ -256,7 +265,7 @@ def unfold(x: Tensor, positions: Pair, kernel: Pair, stride: Pair, dilation: Pai
     block = 64 if channels % 64 == 0 else _power(size, 16, 128)
     kernels.unfold[(_blocks(rows, _UNFOLD_ROWS),)](
         x, out, rows, height, width, *positions, float(one), size, channels, kernel[1], taps, *stride, *dilation,
-        _UNFOLD_ROWS, block,
+        *padding, _UNFOLD_ROWS, block,
     )  # fmt: skip
     return out
 
@@ -269,12 +278,13 @@ def fold(
     stride: Pair,
     dilation: Pair,
     extra: int,
+    padding: Pair = (0, 0),
 ) -> Tensor:
     """Patches added up to images ``(N, H, W, C)``; of each the last ``extra`` numbers are ignored."""
     out, taps = patches.new_empty(len(patches), *image), kernel[0] * kernel[1]
     size = taps * image[2] + extra
     kernels.fold[(_blocks(out.numel(), _FOLD_NUMBERS),)](
         patches, out, out.numel(), *image[:2], *positions, size, image[2], kernel[1], taps, *stride, *dilation,
-        _FOLD_NUMBERS,
+        *padding, _FOLD_NUMBERS,
     )  # fmt: skip
     return out

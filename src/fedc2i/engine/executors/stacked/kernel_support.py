@@ -27,7 +27,15 @@ class Layers(Protocol):
         """Of squares that do not overlap."""
 
     def unfold(
-        self, x: Tensor, positions: Pair, kernel: Pair, stride: Pair, dilation: Pair, extra: int, one: bool
+        self,
+        x: Tensor,
+        positions: Pair,
+        kernel: Pair,
+        stride: Pair,
+        dilation: Pair,
+        extra: int,
+        one: bool,
+        padding: Pair = (0, 0),
     ) -> Tensor:
         """Patches of images."""
 
@@ -40,6 +48,7 @@ class Layers(Protocol):
         stride: Pair,
         dilation: Pair,
         extra: int,
+        padding: Pair = (0, 0),
     ) -> Tensor:
         """Images of patches, added up where they overlap."""
 

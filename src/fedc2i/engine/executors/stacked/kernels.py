@@ -137,12 +137,12 @@ def unfold(
     x, out, rows, height, width, out_height, out_width, one: tl.constexpr, size: tl.constexpr,
     channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr,
     down: tl.constexpr, right: tl.constexpr, far_down: tl.constexpr, far_right: tl.constexpr,
-    block_rows: tl.constexpr, block: tl.constexpr,
+    top: tl.constexpr, left: tl.constexpr, block_rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Patches: a row for each position of the kernel in each image; then up to 3 more numbers: ``one``, and 0."""
     row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
     image, position = row // (out_height * out_width), (row % (out_height * out_width)).to(tl.int32)
-    y, z = position // out_width * down, position % out_width * right
+    y, z = position // out_width * down - top, position % out_width * right - left
     start = image * height * width * channels + (y * width + z) * channels
     row_mask, k, numbers = (row < rows)[:, None], tl.arange(0, block), taps * channels
     patches = out + row[:, None] * size
@@ -151,7 +151,11 @@ def unfold(
             tap = first // channels
             far = tap // side * far_down * width + tap % side * far_right
             shifts = tl.multiple_of(far * channels + first % channels, block) + k
-            value = tl.load(x + start[:, None] + shifts[None, :], mask=row_mask)
+            within = row_mask
+            if top + left > 0:
+                h, w = y + tap // side * far_down, z + tap % side * far_right
+                within = row_mask & ((h >= 0) & (h < height) & (w >= 0) & (w < width))[:, None]
+            value = tl.load(x + start[:, None] + shifts[None, :], mask=within, other=0.0)
             tl.store(patches + (first + k)[None, :], value, mask=row_mask)
         if size > numbers:
             at = numbers + tl.arange(0, 4)
@@ -162,7 +166,11 @@ def unfold(
             at = first + k
             tap = at // channels
             shifts = (tap // side * far_down * width + tap % side * far_right) * channels + at % channels
-            value = tl.load(x + start[:, None] + shifts[None, :], mask=row_mask & (at < numbers)[None, :], other=0.0)
+            within = row_mask & (at < numbers)[None, :]
+            if top + left > 0:
+                h, w = y[:, None] + (tap // side * far_down)[None, :], z[:, None] + (tap % side * far_right)[None, :]
+                within = within & (h >= 0) & (h < height) & (w >= 0) & (w < width)
+            value = tl.load(x + start[:, None] + shifts[None, :], mask=within, other=0.0)
             value = tl.where((at == numbers)[None, :], one, value)
             tl.store(patches + at[None, :], value, mask=row_mask & (at < size)[None, :])
 
@@ -171,7 +179,8 @@ def unfold(
 def fold(
     patches, out, numel, height, width, out_height, out_width, size: tl.constexpr,
     channels: tl.constexpr, side: tl.constexpr, taps: tl.constexpr,
-    down: tl.constexpr, right: tl.constexpr, far_down: tl.constexpr, far_right: tl.constexpr, block: tl.constexpr,
+    down: tl.constexpr, right: tl.constexpr, far_down: tl.constexpr, far_right: tl.constexpr,
+    top: tl.constexpr, left: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Adds patches up where they overlap, row by row of the kernel."""
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
@@ -182,7 +191,7 @@ def fold(
     base = patches + image * (out_height * out_width * size)
     total = tl.zeros((block,), tl.float32)
     for tap in range(taps):
-        y, z = h - tap // side * far_down, w - tap % side * far_right
+        y, z = h + top - tap // side * far_down, w + left - tap % side * far_right
         fits = mask & (y >= 0) & (z >= 0) & (y // down < out_height) & (z // right < out_width)
         if down * right > 1:
             fits = fits & (y % down == 0) & (z % right == 0)

@@ -82,7 +82,7 @@ def _convolve(
     if not is_plain or (widest is not None and weight[0].numel() > widest):
         return None
     kernel = (weight.shape[2], weight.shape[3])
-    stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
+    stride, padding, dilation = pair(stride), pair(padding), pair(dilation)
     height, width = (positions(input.shape[2 + a] + 2 * padding[a], kernel[a], stride[a], dilation[a]) for a in (0, 1))
     if min(height, width) < 1:  # torch says what is wrong
         return None
@@ -112,8 +112,8 @@ def _convolve(
 
 def _max_pool(input: Tensor, kernel_size: Any, stride: Any = None, **options: Any) -> Tensor | None:
     """``F.max_pool2d`` of squares that do not overlap; torch's kernels take thrice as long."""
-    layers, kernel = kernel_support.layers_for(input), _pair(kernel_size)
-    squares = kernel[0] == kernel[1] <= 16 and (not stride or _pair(stride) == kernel)
+    layers, kernel = kernel_support.layers_for(input), pair(kernel_size)
+    squares = kernel[0] == kernel[1] <= 16 and (not stride or pair(stride) == kernel)
     if layers is None or input.ndim != 4 or not squares or {**_PLAIN_POOL, **options} != _PLAIN_POOL:
         return None
     return layers.max_pool(input.permute(0, 2, 3, 1), kernel[0]).permute(0, 3, 1, 2)
@@ -141,7 +141,8 @@ def _product(patches: Tensor, matrix: Tensor) -> Tensor:
     return torch.bmm(patches.reshape(parts, count // parts, size), matrix.expand(parts, *matrix.shape)).flatten(0, 1)
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def pair(value: Any) -> tuple[int, int]:
+    """What is given once or for each axis, for each axis."""
     return (int(value), int(value)) if isinstance(value, int) else (int(value[0]), int(value[-1]))
 
 

@@ -1,0 +1,233 @@
+"""Layers of large models by our own kernels against torch's; without a GPU in Triton's interpreter, if it is on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from fedc2i.core.seeding import repeatable
+from fedc2i.core.settings import EngineSettings
+from fedc2i.engine.executors import stacked
+from fedc2i.engine.executors.own_layers import OwnLayers
+from fedc2i.engine.executors.stacked import kernel_support
+from fedc2i.engine.executors.stacked.vmap_rules import pair
+
+CUDA = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+needs_kernels = pytest.mark.skipif(
+    not CUDA and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device, or TRITON_INTERPRET=1"
+)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def leaves_of(count: int, channels: int, height: int, width: int) -> list[Tensor]:
+    x = (3 + noise(count, channels, height, width)).contiguous(memory_format=torch.channels_last)
+    return [own.requires_grad_() for own in (x, noise(channels, seed=1), noise(channels, seed=2))]
+
+
+def distance(got: Tensor, want: Tensor) -> float:
+    return float(torch.dist(got.double(), want.double()).detach() / want.double().norm().detach())
+
+
+@needs_kernels
+@pytest.mark.parametrize("tile", [16384, 64], ids=["whole", "in parts"])
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ((3, 64, 8, 8), 4),
+        ((2, 64, 5, 3), 2),  # groups larger than what a program reads at least
+        ((2, 24, 4, 5), 8),  # groups of 3: five of them in a program, then three
+        ((2, 6, 4, 4), 1),
+        ((2, 8, 3, 3), 8),  # one channel each
+        ((1, 512, 1, 1), 32),
+    ],
+    ids=str,
+)
+def test_group_norm_is_torch_s(
+    shape: tuple[int, int, int, int], groups: int, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    from fedc2i.engine.executors.stacked import gpu_norms
+
+    monkeypatch.setattr(gpu_norms, "TILE", tile)
+    leaves = leaves_of(*shape)
+    exact = [own.detach().double().requires_grad_() for own in leaves]
+    got = gpu_norms.group_norm(leaves[0], groups, *leaves[1:], 1e-5)
+    want = F.group_norm(exact[0], groups, *exact[1:], 1e-5)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    assert distance(got, want) < 1e-5
+    slope = noise(*shape, seed=3)  # with the channels first
+    mine = torch.autograd.grad((got * slope).sum(), leaves, create_graph=False)
+    for own, torch_s in zip(mine, torch.autograd.grad((want * slope).sum(), exact), strict=True):
+        assert torch.allclose(own.double(), torch_s, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+def test_bf16_stays_bf16() -> None:
+    pytest.importorskip("triton")
+    from fedc2i.engine.executors.stacked import gpu_norms
+
+    x, weight, bias = leaves_of(2, 32, 6, 6)
+    rough = x.detach().to(torch.bfloat16).requires_grad_()
+    got = gpu_norms.group_norm(rough, 2, weight, bias, 1e-5)
+    want = F.group_norm(rough.float(), 2, weight, bias, 1e-5)
+    assert got.dtype == torch.bfloat16
+    assert distance(got, want) < 5e-3
+    slope = noise(*want.shape, seed=3)
+    mine = torch.autograd.grad((got * slope).sum(), [rough, weight, bias])
+    for own, torch_s in zip(mine, torch.autograd.grad((want * slope).sum(), [rough, weight, bias]), strict=True):
+        assert own.dtype == torch_s.dtype
+        assert distance(own, torch_s) < 2e-2
+
+
+@needs_kernels
+def test_a_gradient_of_a_gradient() -> None:
+    """For a loss that holds one, such as a penalty."""
+    pytest.importorskip("triton")
+    from fedc2i.engine.executors.stacked import gpu_norms
+
+    found = []
+    for norm in (gpu_norms.group_norm, F.group_norm):
+        leaves = leaves_of(2, 8, 3, 3)
+        out: Tensor = norm(leaves[0], 2, *leaves[1:], 1e-5)
+        (slope,) = torch.autograd.grad(out.square().sum(), leaves[:1], create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), leaves))
+    for got, want in zip(*found, strict=True):
+        assert torch.allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("channels", "outputs", "kernel", "geometry"),
+    [
+        (3, 6, (3, 3), {"padding": 1}),
+        (64, 16, (3, 3), {"padding": 1}),
+        (64, 8, (3, 3), {"stride": 2, "padding": 1}),
+        (16, 24, (1, 1), {}),  # patches are pixels
+        (16, 24, (1, 1), {"stride": 2}),
+        (8, 12, (3, 2), {"stride": (1, 2), "padding": (2, 1), "dilation": (2, 1)}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("long", [32768, 32], ids=["one sum", "in parts"])
+def test_convolutions_are_torch_s(
+    channels: int,
+    outputs: int,
+    kernel: tuple[int, int],
+    geometry: dict[str, Any],
+    long: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("triton")
+    from fedc2i.engine.executors.stacked import gpu_products
+
+    monkeypatch.setattr(gpu_products, "_LONG", long)
+    monkeypatch.setattr(gpu_products, "_PART_ROWS", 16)
+    x = noise(2, channels, 8, 8).contiguous(memory_format=torch.channels_last)
+    weight = noise(outputs, channels, *kernel, seed=1).contiguous(memory_format=torch.channels_last)
+    leaves = [own.requires_grad_() for own in (x, weight, noise(outputs, seed=2))]
+    exact = [own.detach().double().requires_grad_() for own in leaves]
+    shape = [pair(geometry.get(name, default)) for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    got, want = gpu_products.convolution(*leaves, *shape), torch.conv2d(*exact, **geometry)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    assert distance(got, want) < 1e-5
+    slope = noise(*want.shape, seed=3)
+    for mine, torch_s in zip(
+        torch.autograd.grad((got * slope).sum(), leaves),
+        torch.autograd.grad((want * slope).sum(), exact),
+        strict=True,
+    ):
+        assert distance(mine, torch_s) < 1e-5
+    without = gpu_products.convolution(x, weight, None, *shape)
+    assert distance(without, torch.conv2d(exact[0], exact[1], **geometry)) < 1e-5
+
+
+@needs_kernels
+def test_a_gradient_of_a_convolution_s_gradient() -> None:
+    pytest.importorskip("triton")
+    from fedc2i.engine.executors.stacked import gpu_products
+
+    found = []
+    for convolve in (gpu_products.convolution, torch.conv2d):
+        x = noise(2, 4, 5, 5).contiguous(memory_format=torch.channels_last)
+        weight = noise(3, 4, 3, 3, seed=1).requires_grad_()
+        out = convolve(x, weight, None, (1, 1), (1, 1), (1, 1))
+        (slope,) = torch.autograd.grad(out.square().sum(), [weight], create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), [weight])[0])
+    assert distance(*found) < 1e-4
+
+
+def test_large_patches_are_left_to_torch() -> None:
+    pytest.importorskip("triton")
+    from fedc2i.engine.executors.stacked import gpu_products
+
+    weight, once = torch.empty(64, 64, 3, 3, device="meta"), (1, 1)
+    assert gpu_products.fits(torch.empty(64, 64, 32, 32, device="meta"), weight, once, once, once)
+    assert not gpu_products.fits(torch.empty(64, 64, 56, 56, device="meta"), weight, once, once, once)
+    assert not gpu_products.fits(torch.empty(1, 64, 1, 1, device="meta"), weight, once, (0, 0), once)
+
+
+# Which layers are ours.
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the layers that were ours, with torch's operations in the place of kernels."""
+    made: list[str] = []
+
+    def note(name: str, result: Tensor) -> Tensor:
+        made.append(name)
+        return result
+
+    norms = SimpleNamespace(group_norm=lambda *own: note("norm", F.group_norm(*own)))
+    products = SimpleNamespace(
+        convolution=lambda *own: note("convolution", torch.conv2d(*own)), fits=lambda x, *rest: x.shape[2] < 9
+    )
+    for name, module in (("gpu_norms", norms), ("gpu_products", products)):
+        monkeypatch.setitem(sys.modules, f"fedc2i.engine.executors.stacked.{name}", module)
+        monkeypatch.setattr(stacked, name, module, raising=False)
+    monkeypatch.setattr(kernel_support, "layers_for", lambda x: None if x.dtype == torch.float64 else object())
+    return made
+
+
+def test_norms_of_images_with_the_channels_last(calls: list[str]) -> None:
+    """In a plain forward pass; all else is left to torch."""
+    norm, last = nn.GroupNorm(2, 4), torch.randn(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    want = norm(last)
+    with OwnLayers():
+        assert torch.equal(norm(last), want)
+        assert calls == ["norm"]
+        norm(last.contiguous())
+        norm(last[:, :, 0, 0])
+        nn.GroupNorm(2, 4, affine=False)(last)
+        nn.GroupNorm(2, 4).double()(last.double())
+        torch.func.vmap(norm)(torch.randn(3, 2, 4, 3, 3))
+    assert calls == ["norm"]
+
+
+def test_convolutions_in_ieee_precision(calls: list[str]) -> None:
+    layer = nn.Conv2d(4, 6, 3, padding=1)
+    last = torch.randn(2, 4, 5, 5).contiguous(memory_format=torch.channels_last)
+    want = layer(last)
+    with repeatable(EngineSettings(precision="ieee")), OwnLayers():
+        assert torch.equal(layer(last), want)
+        assert calls == ["convolution"]
+        layer(last.contiguous())
+        layer(torch.randn(2, 4, 9, 9).contiguous(memory_format=torch.channels_last))  # does not fit
+        nn.Conv2d(4, 6, 3, padding="same")(last)
+        nn.Conv2d(4, 6, 3, groups=2)(last)
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(last)
+    with repeatable(EngineSettings(precision="tf32")), OwnLayers():
+        layer(last)
+    assert calls == ["convolution"]
