@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,6 +87,53 @@ def test_a_gpu_trains_as_without_graphs(
             assert torch.allclose(
                 row(got.params, k)[own], tensor, rtol=0.05, atol=0.03 if precision == "bf16" else 3e-3
             )
+
+
+class GroupNormNet(Net):
+    """With group normalisation in place of BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(2, 16), nn.GroupNorm(4, 16)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
+@pytest.mark.parametrize("kind", [Net, GroupNormNet])
+def test_clients_side_by_side_on_a_gpu_have_the_bits_of_clients_in_turn(
+    monkeypatch: pytest.MonkeyPatch, make_federation: Callable[..., Federation], kind: type[Net], precision: Any
+) -> None:
+    """Twice the same, too; one client flips its labels, which are made for it alone."""
+    federation, model = make_federation((11, 9, 14, 6)), split(kind, head="fc")
+    how = EngineSettings(rounds=3, batch_size=4, lr=0.01, precision=precision, drop_last=True, attack="label-flip@b")
+    found = []
+    for tracks in (1, 2, 2):
+        monkeypatch.setattr(captured, "TRACKS", tracks)
+        found.append(simulate(FedAvg(), model, federation, replace(how, executor="looped"), (0, 3), "cuda"))
+    assert_same_end(found[1], found[0])
+    assert_same_end(found[2], found[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_s_group_norm_and_products_are_those_of_a_cpu(make_federation: Callable[..., Federation]) -> None:
+    federation, model = make_federation((11, 9, 6)), split(GroupNormNet, head="fc")
+    how = EngineSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.05, drop_last=True, executor="looped")
+    got, want = (simulate(FedAvg(), model, federation, how, [0], kind)[0].trained for kind in ("cuda", "cpu"))
+    for name, tensor in want.items():
+        assert torch.allclose(got[name].cpu(), tensor, rtol=0.01, atol=1e-4), name
+
+
+def test_a_second_track_needs_memory(
+    monkeypatch: pytest.MonkeyPatch, net: Model, make_federation: Callable[..., Federation]
+) -> None:
+    data = [ClientData.place(client, 4, torch.device("cpu")) for client in make_federation((4, 4)).clients]
+    executor = captured.CapturedExecutor(data)
+    executor._tracks = first, second = [captured.Track(torch.device("cpu")) for _ in range(2)]
+    for free, wanted in ((60, second), (40, first)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 100))
+        assert [executor._track(turn) for turn in range(3)] == [first, wanted, first]
+    second.steps["captured"] = Any  # what it has stays in use
+    assert executor._track(1) is second
 
 
 def test_large_models_are_not_stacked(

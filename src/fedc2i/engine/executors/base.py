@@ -92,7 +92,7 @@ class LoopedExecutor:
                 done += 1
                 if self._on_client is not None:
                     self._on_client(done, of)
-            results.append(Trained(stack(models), stack(uploads), metrics))
+            results.append(Trained(self._stacked(models), self._stacked(uploads), metrics))
         return results
 
     def personalise(self, batches: Sequence[ClientBatch], evaluate: bool) -> list[Personalised]:
@@ -120,6 +120,10 @@ class LoopedExecutor:
 
     def close(self) -> None:
         """There is nothing to release."""
+
+    def _stacked(self, models: Sequence[Params]) -> Stacked:
+        """Models of clients that have trained, stacked."""
+        return stack(models)
 
     def _each(self, batch: ClientBatch) -> Iterator[tuple[LocalClient, Params, Params, int]]:
         """Every client with its model, what it received, and the position of its own upload in that."""

@@ -2,13 +2,15 @@
 
 Such models gain nothing from stacked clients, which need grouped kernels and padding. Here torch's own kernels run on
 batches as they are, and a launch takes microseconds. Graphs are made for the shapes of a batch, not for a client: all
-clients of all seeds use them in turn.
+clients of all seeds use them in turn. Nothing between two clients waits for the GPU, so it never idles; and clients
+take turns in tracks that run side by side, since a small kernel leaves a part of the GPU free.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -17,14 +19,19 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
-from fedc2i.core.params import Params, row
+from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor, OnClient
+from fedc2i.engine.executors.own_layers import OwnLayers
 from fedc2i.engine.executors.stacked.stepper import capture
 from fedc2i.engine.executors.stacked.watched_site import WatchedSite
-from fedc2i.training.local import AnyLayout, Batch, Optimiser, like
+from fedc2i.engine.records import Scored
+from fedc2i.methods.base import Site
+from fedc2i.training.local import Batch, Optimiser, like
 
 _MOST_SIZES = 8  # batch sizes with a graph; others, such as the last of very different clients, run without
+TRACKS = 2  # a third one gained 3 %
+_FREE = 0.5  # of the GPU's memory, with the first track's graphs in it, for a further track
 
 
 class CapturedExecutor(LoopedExecutor):
@@ -32,52 +39,114 @@ class CapturedExecutor(LoopedExecutor):
 
     def __init__(self, data: Sequence[ClientData], on_client: OnClient | None = None) -> None:
         super().__init__(data, on_client)
-        self._steps: dict[Any, CapturedSteps] = {}
-        self._reads_round: set[int] = set()
+        self._device = data[0].counts.device
+        self._tracks = [Track(self._device) for _ in range(TRACKS if self._device.type == "cuda" else 1)]
 
     def close(self) -> None:
         """Releases the CUDA graphs and their memory."""
-        self._steps.clear()
+        for track in self._tracks:
+            track.steps.clear()
 
     def _each(self, batch: ClientBatch) -> Iterator[tuple[LocalClient, Params, Params, int]]:
         download = batch.download
+        positions = [download.position(m) for m in batch.clients]
+        on_device = sent(torch.tensor(positions), self._device)
         for k, m in enumerate(batch.clients):
-            client = _CapturedClient(batch.context, self._data[m], self._steps_for)
-            yield client, row(batch.params, k), download.to(m), download.position(m)
+            track = self._track(k)
+            with track.entered():  # flipped labels are made in the track that reads them
+                client = _CapturedClient(batch.context, self._data[m], on_device[k], track)
+            yield client, row(batch.params, k), download.to(m), positions[k]
 
-    def _steps_for(
+    def _track(self, turn: int) -> Track:
+        """Tracks take turns; a new one is used if there is surely memory for it."""
+        first, track = self._tracks[0], self._tracks[turn % len(self._tracks)]
+        if track is first or track.steps:
+            return track
+        free, total = torch.cuda.mem_get_info(self._device)
+        return track if free > _FREE * total else first
+
+    def _stacked(self, models: Sequence[Params]) -> Stacked:
+        for track in self._tracks:
+            track.join()
+        return stack(models)
+
+
+class Track:
+    """A stream of the GPU, and the graphs that are replayed on it; on a CPU just the steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.steps: dict[Any, CapturedSteps] = {}
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._reads_round: set[int] = set()
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """What is launched within follows all that was launched outside before."""
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self._stream)
+
+    def join(self) -> None:
+        """What is launched from now on follows all that is in the track."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+    def steps_for(
         self, context: RunContext, number: int, names: Sequence[str], params: Params, site: dict[str, Any], round: int
     ) -> CapturedSteps:
         """The steps of a phase for tensors of these shapes; of this round alone, if the loss reads its number."""
         shapes = tuple((tuple(leaf.shape), leaf.dtype) for leaf in tree_leaves((params, site["tensors"])))
         key = (number, tuple(names), shapes, round if number in self._reads_round else 0)
-        if key not in self._steps:
-            self._steps = {own: steps for own, steps in self._steps.items() if own[0] != number}
+        if key not in self.steps:
+            self.steps = {own: steps for own, steps in self.steps.items() if own[0] != number}
             gc.collect()  # graphs hold the memory of a step
-            self._steps[key] = CapturedSteps(context, names, site, lambda: self._reads_round.add(number))
-        return self._steps[key]
+            self.steps[key] = CapturedSteps(context, names, site, lambda: self._reads_round.add(number))
+        return self.steps[key]
 
 
 class _CapturedClient(LocalClient):
-    """A client whose local training runs over `CapturedSteps`."""
+    """A client whose local training runs over `CapturedSteps`, in a track."""
 
-    def __init__(self, context: RunContext, data: ClientData, steps_for: Callable[..., CapturedSteps]) -> None:
+    def __init__(self, context: RunContext, data: ClientData, position: Tensor, track: Track) -> None:
         super().__init__(context, data)
-        self._steps_for = steps_for
+        self._position, self._track = position, track
+
+    def _site(self, received: Params, position: int | Tensor, round: int) -> Site:
+        return super()._site(received, self._position, round)  # on the device already
+
+    def personalise(
+        self, own: Params, received: Params, position: int, round: int
+    ) -> tuple[Params, Mapping[str, Tensor]]:
+        """See `LocalClient.personalise`."""
+        self._track.join()
+        return super().personalise(own, received, position, round)
+
+    def upload(self, params: Params, start: Params, received: Params, position: int, round: int) -> Params:
+        """See `LocalClient.upload`."""
+        with self._track.entered():
+            return super().upload(params, start, received, position, round)
+
+    def scored(self, params: Params, received: Params, position: int, round: int) -> Scored:
+        """See `LocalClient.scored`."""
+        self._track.join()
+        return super().scored(params, received, position, round)
 
     def train(self, start: Params, received: Params, position: int, round: int) -> Params:
         """See `LocalClient.train`."""
         context, params = self.context, start
-        where = torch.as_tensor(position, device=self._device)
-        tensors = {"counts": self.data.counts, "position": where, "received": received, "start": start}
+        tensors = {"counts": self.data.counts, "position": self._position, "received": received, "start": start}
         for number, (phase, epochs) in enumerate(context.run_phases(context.epochs(self.data, round))):
             names = context.trainable(phase, params)
             batches = [index for epoch in epochs for index in epoch]
             if not names or not batches:
                 continue
             more = {"round": round, "rounds": context.rounds, "training": phase.train != "head"}
-            steps = self._steps_for(context, number, names, params, {"tensors": tensors, "more": more}, round)
-            with seeding.isolated(self._device, context.seed, self.data.name, round, phase.train):
+            site = {"tensors": tensors, "more": more}
+            with (
+                self._track.entered(),
+                seeding.isolated(self._device, context.seed, self.data.name, round, phase.train),
+            ):
+                steps = self._track.steps_for(context, number, names, params, site, round)
                 try:
                     params = steps.run(params, tensors, self.data.train, batches)
                 except torch.OutOfMemoryError:
@@ -112,7 +181,7 @@ class CapturedSteps:
             if size not in self._graphs and len(self._graphs) < _MOST_SIZES:
                 self._graphs[size] = self._capture(size, data, params, tensors)
         self._fill(params, tensors)
-        index = torch.cat(list(batches)).to(data.y.device, non_blocking=True)
+        index = sent(torch.cat(list(batches)), data.y.device)
         means = {name: own.detach().clone() for name, own in self._free.items() if self._context.method.average}
         for number, where in enumerate(torch.split(index, [len(batch) for batch in batches]), 1):
             captured = self._graphs.get(len(where))
@@ -127,7 +196,7 @@ class CapturedSteps:
                     mean.lerp_(self._free[name].detach(), 1 / (number - len(batches) // 2))
         found = [means.get(name, own.detach()) for name, own in self._everything.items()]
         copies = [torch.empty(own.shape, dtype=own.dtype, device=own.device) for own in found]
-        torch._foreach_copy_(copies, found)  # one launch for many tensors
+        copy_all(copies, found)
         return dict(zip(self._everything, copies, strict=True))
 
     def _allocate(self, params: Params, tensors: Mapping[str, Any]) -> None:
@@ -144,7 +213,7 @@ class CapturedSteps:
 
     def _fill(self, params: Params, tensors: Mapping[str, Any]) -> None:
         mine = [*(own.detach() for own in self._everything.values()), *tree_leaves(self._tensors)]
-        torch._foreach_copy_(mine, [*(params[name] for name in self._everything), *tree_leaves(tensors)])
+        copy_all(mine, [*(params[name] for name in self._everything), *tree_leaves(tensors)])
         self._optimiser.reset()
 
     def _capture(self, size: int, data: Batch, params: Params, tensors: Mapping[str, Any]) -> _Captured:
@@ -155,14 +224,33 @@ class CapturedSteps:
         if data.y.device.type != "cuda":
             return _Captured(batch, None)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        captured = capture(lambda: self._step(batch), self._pool)
+        captured = capture(lambda: self._step(batch), self._pool, torch.cuda.current_stream())
         return _Captured(batch, None if captured is None else captured[0])
 
     def _step(self, batch: Batch) -> None:
         context = self._context
         site = WatchedSite(context.model, **self._tensors, **self._more, on_round=self._on_round)
         leaves = list(self._free.values())
-        with torch.enable_grad(), AnyLayout():
+        with torch.enable_grad(), OwnLayers():
             loss = context.loss(self._everything, batch, site, self._names)
         gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         self._optimiser.step([like(own, leaf) for own, leaf in zip(gradients, leaves, strict=True)])
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on the device; does not wait for what the device computes."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def copy_all(places: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """Copies many tensors by few launches: one for a type, and one for each tensor with numbers in another order."""
+    alike: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, own in zip(places, given, strict=True):
+        if place.stride() != own.stride():
+            place.copy_(own)
+        else:
+            of_type = alike.setdefault((place.dtype, own.dtype), ([], []))
+            of_type[0].append(place)
+            of_type[1].append(own)
+    for mine, theirs in alike.values():
+        torch._foreach_copy_(mine, theirs)

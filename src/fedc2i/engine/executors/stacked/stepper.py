@@ -25,14 +25,17 @@ from fedc2i.training.local import Batch, Optimiser, like
 _Result = TypeVar("_Result")
 
 
-def capture(work: Callable[[], _Result], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, _Result] | None:
+def capture(
+    work: Callable[[], _Result], pool: Any = None, stream: torch.cuda.Stream | None = None
+) -> tuple[torch.cuda.CUDAGraph, _Result] | None:
     """Runs ``work`` once, then captures it; returns the graph and the tensors that every replay fills.
 
-    Graphs that are never replayed at the same time may share the memory of a ``pool``.
+    Graphs that are never replayed at the same time may share the memory of a ``pool``. Those that are need a ``stream``
+    each for their capture, too: cuBLAS has a workspace for each stream.
 
     None, with a warning, if it cannot be captured because it waits for the GPU.
     """
-    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside = stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         work()  # libraries set up what they need
@@ -41,7 +44,7 @@ def capture(work: Callable[[], _Result], pool: Any = None) -> tuple[torch.cuda.C
     collects = gc.isenabled()
     gc.disable()  # a graph of an earlier run that is collected just now would spoil this capture
     try:
-        with warnings.catch_warnings(), torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+        with warnings.catch_warnings(), torch.cuda.graph(graph, pool, stream, "thread_local"):
             warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # e.g. a method that sends all it has
             result = work()
     except torch.OutOfMemoryError:
