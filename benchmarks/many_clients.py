@@ -68,7 +68,15 @@ def measure(clients: int, participants: int, free: float, device: str) -> dict[s
         precision="tf32" if gpu else "ieee",
     )
     start, began, reports = peak(), time.perf_counter(), list[Round]()
-    simulate(FedAvg(), model, federation, settings, [0], device, on_round=reports.append)
+
+    def note(report: Round) -> None:
+        reports.append(report)
+        spent = time.perf_counter() - began
+        print(
+            f"round {report.round}: {report.seconds:.2f} s, {spent:.1f} s since the start", file=sys.stderr, flush=True
+        )
+
+    simulate(FedAvg(), model, federation, settings, [0], device, on_round=note)
     return {
         "clients": clients,
         "participants": participants,
