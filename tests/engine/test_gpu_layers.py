@@ -6,7 +6,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
@@ -284,11 +283,16 @@ def test_where_kernels_do_not_run_torch_s_do_without_a_word(missing: str, monkey
         assert kernel_support._layers.__wrapped__() is None
 
 
-def test_asking_whether_kernels_have_run_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[object] = []
-    layers = cache(lambda: found.append(1) or SimpleNamespace())
-    monkeypatch.setattr(kernel_support, "_layers", layers)
-    assert not kernel_support.has_run()
-    assert not found
-    layers()
-    assert kernel_support.has_run()
+@pytest.mark.parametrize("works", [True, False])
+def test_asking_for_uses_of_kernels_compiles_nothing(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    layers = SimpleNamespace() if works else None
+    monkeypatch.setattr(kernel_support, "_layers", lambda: asked.append(1) or layers)
+    before = kernel_support.uses()
+    assert not asked
+    kernel_support.layers_for(torch.ones(1))  # on a CPU
+    assert not asked
+    for kind in (torch.float32, torch.bfloat16, torch.float64):
+        image: Any = SimpleNamespace(is_cuda=True, dtype=kind)
+        assert (kernel_support.layers_for(image) is layers) is (kind != torch.float64 or not works)
+    assert kernel_support.uses() - before == 2 * works

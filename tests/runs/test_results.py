@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from importlib import metadata
-from typing import get_args
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,7 +14,11 @@ import torch
 
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import type_hints
+from fedc2i.data.federation import Federation
 from fedc2i.engine.executors.stacked import kernel_support
+from fedc2i.models.model import Model
+from fedc2i.runs import driver
+from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import Score, summary, versions
 from fedc2i.runs.settings import RunSettings
 from fedc2i.training.metrics import HIGHER_IS_BETTER
@@ -167,15 +172,28 @@ def test_triton_is_named_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) 
     assert "triton" not in versions.__wrapped__()
 
 
-@pytest.mark.parametrize("have_run", [True, False])
-def test_a_run_on_a_gpu_names_the_use_of_own_kernels(have_run: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = made_up(AB, {0: [[1, 2]]})
-    monkeypatch.setattr(kernel_support, "has_run", lambda: have_run)
+@pytest.mark.parametrize("in_use", [True, False])
+def test_a_run_on_a_gpu_names_its_use_of_own_kernels(
+    in_use: bool, federation: Federation, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of a run before it in the same process, or of a process that is prepared for runs."""
+    (plan,) = prepare(("fedavg",), {"device": "cpu"}, federation, model)
+    result, image = made_up(AB, {0: [[1, 2]]}), SimpleNamespace(is_cuda=True, dtype=torch.float32)
+    monkeypatch.setattr(kernel_support, "_layers", lambda: image)
+    kernel_support.layers_for(image)
+
+    def simulate(*_: Any) -> dict[int, Any]:
+        if in_use:
+            kernel_support.layers_for(image)
+        return {}
+
+    monkeypatch.setattr(driver, "simulate", simulate)
+    assert driver.compute(plan).own_kernels is None
     assert "own_kernels" not in summary(result)
     monkeypatch.setattr(RunSettings, "torch_device", lambda _: torch.device("cuda"))
-    assert summary(result)["own_kernels"] is have_run
-    at_sites = replace(result, config=replace(result.config, engine="flower-sim"))
-    assert "own_kernels" not in summary(at_sites)
+    own = driver.compute(plan).own_kernels
+    assert own is in_use
+    assert summary(replace(result, own_kernels=own))["own_kernels"] is in_use
 
 
 def test_the_worst_client_is_the_highest_loss_and_ignores_who_has_no_score() -> None:

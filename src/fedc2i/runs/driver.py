@@ -19,6 +19,7 @@ from fedc2i.core.files import own_code, write_atomically
 from fedc2i.core.seeding import repeatable
 from fedc2i.engine import checkpoint
 from fedc2i.engine.checkpoint import Checkpoint, OnState, ResumePoint, State, state_size
+from fedc2i.engine.executors.stacked import kernel_support
 from fedc2i.engine.records import POINTS, Outcome, Point, Predictions, Round
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Site
@@ -152,7 +153,9 @@ def compute(
         how = config.ray_address, config.torch_device(), on_round, on_client, sayer(observer)
         simulation.federate(*work.parts, policy, *how)
     else:
-        result.outcomes = simulate(*work.parts, config.torch_device(), on_round, on_client, keep, start)
+        device, before = config.torch_device(), kernel_support.uses()
+        result.outcomes = simulate(*work.parts, device, on_round, on_client, keep, start)
+        result.own_kernels = kernel_support.uses() > before if device.type == "cuda" else None
     result.rounds.sort(key=lambda report: config.seeds.index(report.seed))
     return result
 

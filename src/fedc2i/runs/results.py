@@ -64,6 +64,7 @@ class Result:
         written: the summary of a run that was read from a folder, whose metrics have six digits only.
         model_name: the model's own name, if the settings have another: that of a ``FILE.py:FUNCTION``.
         given: what came as an object of Python, which no command can name: data, model or method.
+        own_kernels: whether our own kernels ran on a GPU; None of a run without one, or at sites.
     """
 
     method: Method
@@ -78,6 +79,7 @@ class Result:
     written: dict[str, Any] = field(default_factory=dict)
     model_name: str = ""
     given: tuple[str, ...] = ()
+    own_kernels: bool | None = None
 
     def __repr__(self) -> str:
         if not self.rounds:
@@ -365,17 +367,8 @@ def summary(result: Result) -> dict[str, Any]:
         "data_checksums": federation.checksums,
         "versions": versions(config.engine),
         "device": str(config.torch_device()),
-        **_kernels(config),
+        **({} if result.own_kernels is None else {"own_kernels": result.own_kernels}),
     }
-
-
-def _kernels(config: RunSettings) -> dict[str, bool]:
-    """Whether the run used our own kernels on a GPU; nothing of a run without one, or at sites."""
-    if config.torch_device().type != "cuda" or config.engine != "inprocess":
-        return {}
-    from fedc2i.engine.executors.stacked import kernel_support
-
-    return {"own_kernels": kernel_support.has_run()}
 
 
 def _scores(result: Result, point: Point) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 Pair = tuple[int, int]
 _OLDEST = (8, 0)  # compute capability: tensor cores for tf32 and bf16
+_uses = 0
 
 
 class Layers(Protocol):
@@ -55,12 +56,15 @@ class Layers(Protocol):
 
 def layers_for(x: Tensor) -> Layers | None:
     """Layers by our own kernels, or None where they do not run."""
-    return _layers() if x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) else None
+    global _uses
+    found = _layers() if x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) else None
+    _uses += found is not None
+    return found
 
 
-def has_run() -> bool:
-    """Whether own kernels have run in this process; nothing is compiled to find out."""
-    return _layers.cache_info().currsize > 0 and _layers() is not None
+def uses() -> int:
+    """How often own kernels were chosen in this process; nothing is compiled to find out."""
+    return _uses
 
 
 @cache
