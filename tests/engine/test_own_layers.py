@@ -91,17 +91,19 @@ def test_bf16_stays_bf16() -> None:
 
 
 @needs_kernels
-def test_a_gradient_of_a_gradient() -> None:
-    """For a loss that holds one, such as a penalty."""
+@pytest.mark.parametrize("first", [0, 1], ids=["images", "weights alone"])
+def test_a_gradient_of_a_gradient(first: int) -> None:
+    """For a loss that holds one, such as a penalty; images that a model is given have none."""
     pytest.importorskip("triton")
     from fedc2i.engine.executors.stacked import gpu_norms
 
     found = []
     for norm in (gpu_norms.group_norm, F.group_norm):
         leaves = leaves_of(2, 8, 3, 3)
+        leaves[0].requires_grad_(first == 0)
         out: Tensor = norm(leaves[0], 2, *leaves[1:], 1e-5)
-        (slope,) = torch.autograd.grad(out.square().sum(), leaves[:1], create_graph=True)
-        found.append(torch.autograd.grad(slope.square().sum(), leaves))
+        (slope,) = torch.autograd.grad(out.square().sum(), leaves[first : first + 1], create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), leaves[first:]))
     for got, want in zip(*found, strict=True):
         assert torch.allclose(got, want, rtol=1e-3, atol=1e-3)
 
@@ -211,6 +213,9 @@ def test_norms_of_images_with_the_channels_last(calls: list[str]) -> None:
         norm(last[:, :, 0, 0])
         nn.GroupNorm(2, 4, affine=False)(last)
         nn.GroupNorm(2, 4).double()(last.double())
+        F.group_norm(last, 2, torch.ones(1).expand(4), torch.zeros(4))  # not as kernels read it
+        with pytest.raises(RuntimeError, match="weight"):
+            F.group_norm(last, 2, torch.ones(3), torch.zeros(3))
         torch.func.vmap(norm)(torch.randn(3, 2, 4, 3, 3))
     assert calls == ["norm"]
 
@@ -226,6 +231,8 @@ def test_convolutions_in_ieee_precision(calls: list[str]) -> None:
         layer(torch.randn(2, 4, 9, 9).contiguous(memory_format=torch.channels_last))  # does not fit
         nn.Conv2d(4, 6, 3, padding="same")(last)
         nn.Conv2d(4, 6, 3, groups=2)(last)
+        with pytest.raises(RuntimeError, match="channels"):
+            nn.Conv2d(3, 6, 3)(last)
         with torch.autocast("cpu", torch.bfloat16):
             layer(last)
     with repeatable(EngineSettings(precision="tf32")), OwnLayers():

@@ -35,6 +35,8 @@ def _group_norm(
     """``F.group_norm`` of images ``(B, C, H, W)``; with autocast it stays in bf16, as BatchNorm does."""
     if not _is_for_us(input) or weight is None or bias is None or input.shape[1] % num_groups:
         return None
+    if not all(own.shape == input.shape[1:2] and own.is_contiguous() for own in (weight, bias)):
+        return None
     from fedc2i.engine.executors.stacked import gpu_norms  # imports Triton
 
     return gpu_norms.group_norm(input, num_groups, weight, bias, eps)
@@ -54,6 +56,8 @@ def _convolve(
     if not is_exact or groups != 1 or isinstance(padding, str) or weight.dtype != torch.float32:
         return None
     if not _is_for_us(input) or input.dtype != torch.float32 or torch.is_autocast_enabled(input.device.type):
+        return None
+    if input.shape[1] != weight.shape[1]:  # torch says what is wrong
         return None
     from fedc2i.engine.executors.stacked import gpu_products  # imports Triton
 

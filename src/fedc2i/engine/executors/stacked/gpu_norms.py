@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.engine.executors.stacked import norm_kernels
+from fedc2i.engine.executors.stacked.kernel_support import second_order
 
 LEAST = 16  # channels that a program reads at least, if they are whole groups: 32 or 64 bytes of a pixel
 TILE = 16384  # numbers that a program holds at once
@@ -55,8 +56,8 @@ class _GroupNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
         x, weight, bias, mean, scale = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of this gradient is wanted: torch's operations have one
-            out = F.group_norm(x, ctx.groups, weight, bias, ctx.eps)
-            dx, dw, db = torch.autograd.grad(out, (x, weight, bias), grad_output, create_graph=True)
+            out = F.group_norm(x.to(weight.dtype), ctx.groups, weight, bias, ctx.eps)
+            dx, dw, db = second_order(out, (x, weight, bias), grad_output)
             return dx, None, dw, db, None
         grad_output = grad_output.to(x.dtype).contiguous(memory_format=torch.channels_last)
         out, sums = torch.empty_like(x), torch.empty(2, *x.shape[:2], device=x.device)

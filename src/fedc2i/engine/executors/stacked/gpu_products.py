@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedc2i.engine.executors.stacked import gpu_layers
 from fedc2i.engine.executors.stacked.gpu_layers import Pair
+from fedc2i.engine.executors.stacked.kernel_support import second_order
 from fedc2i.engine.executors.stacked.patches import positions
 
 _MOST_BYTES = 2**28  # of a layer's patches, which stay until the backward pass
@@ -63,12 +64,8 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
         x, weight, bias, patches = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of this gradient is wanted: torch's operations have one
-            leaves = [own for own in (x, weight, bias) if own is not None and own.requires_grad]
             out = torch.conv2d(x, weight, bias, *ctx.geometry)
-            found = iter(torch.autograd.grad(out, leaves, grad_output, create_graph=True))
-            return *(next(found) if own is not None and own.requires_grad else None for own in (x, weight, bias)), *(
-                [None] * 3
-            )
+            return *second_order(out, (x, weight, bias), grad_output), None, None, None
         slope = grad_output.permute(0, 2, 3, 1).reshape(-1, len(weight))
         dx = dw = db = None
         if ctx.needs_input_grad[0]:

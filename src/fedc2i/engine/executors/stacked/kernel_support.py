@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Protocol
@@ -65,6 +66,14 @@ def layers_for(x: Tensor) -> Layers | None:
 def uses() -> int:
     """How often own kernels were chosen in this process; nothing is compiled to find out."""
     return _uses
+
+
+def second_order(out: Tensor, inputs: Sequence[Tensor | None], grad_output: Tensor) -> list[Tensor | None]:
+    """The gradients of an operation of torch that have gradients themselves; None for inputs that need none."""
+    needed = [own is not None and own.requires_grad for own in inputs]
+    leaves = [own for own, is_leaf in zip(inputs, needed, strict=True) if own is not None and is_leaf]
+    found = iter(torch.autograd.grad(out, leaves, grad_output.to(out.dtype), create_graph=True))
+    return [next(found) if is_leaf else None for is_leaf in needed]
 
 
 @cache
