@@ -97,9 +97,17 @@ class GroupNormNet(Net):
         self.norm1, self.norm2 = nn.GroupNorm(2, 16), nn.GroupNorm(4, 16)
 
 
+class DropoutNet(Net):
+    """Draws random numbers in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm2 = nn.Sequential(self.norm2, nn.Dropout(0.3))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16"])
-@pytest.mark.parametrize("kind", [Net, GroupNormNet])
+@pytest.mark.parametrize("kind", [Net, GroupNormNet, DropoutNet])
 def test_clients_side_by_side_on_a_gpu_have_the_bits_of_clients_in_turn(
     monkeypatch: pytest.MonkeyPatch, make_federation: Callable[..., Federation], kind: type[Net], precision: Any
 ) -> None:
@@ -129,11 +137,31 @@ def test_a_second_track_needs_memory(
     data = [ClientData.place(client, 4, torch.device("cpu")) for client in make_federation((4, 4)).clients]
     executor = captured.CapturedExecutor(data)
     executor._tracks = first, second = [captured.Track(torch.device("cpu")) for _ in range(2)]
+    assert executor._track(1) is first  # whose graphs are not in memory yet
+    first.steps["captured"] = Any
     for free, wanted in ((60, second), (40, first)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 100))
         assert [executor._track(turn) for turn in range(3)] == [first, wanted, first]
     second.steps["captured"] = Any  # what it has stays in use
     assert executor._track(1) is second
+
+
+@pytest.mark.parametrize("kind", [Net, DropoutNet])
+def test_steps_that_draw_random_numbers_take_turns(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Net], make_federation: Callable[..., Federation]
+) -> None:
+    """The state of the generator is in one place of the GPU, which a graph in another track would change."""
+    federation, model = make_federation((8, 8, 8)), split(kind, head="fc")
+    data = [ClientData.place(client, 4, torch.device("cpu")) for client in federation.clients]
+    executor, plain = captured.CapturedExecutor(data), LoopedExecutor(data)
+    executor._tracks = [captured.Track(torch.device("cpu")) for _ in range(2)]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60, 100))
+    context = RunContext(FedAvg(), model, TrainingSettings(batch_size=4), 1, 0)
+    batch = ClientBatch(context, (0, 1, 2), context.first_models(federation.names, "common"), Download(), 1)
+    (got,), (want,) = (own.train([batch], False) for own in (executor, plain))
+    assert all(torch.equal(got.params[name], tensor) for name, tensor in want.params.items())
+    assert [bool(track.steps) for track in executor._tracks] == [True, kind is Net]
+    assert executor._tracks[0].draws is (kind is DropoutNet)
 
 
 def test_large_models_are_not_stacked(

@@ -46,6 +46,11 @@ def isolated(device: torch.device, seed: int, *parts: str | int) -> Iterator[Non
         yield
 
 
+def state(device: torch.device) -> torch.Tensor:
+    """The state of the global generator for a device, which every draw changes."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
 class _Flags(NamedTuple):
     """Torch's flags that decide the bits of a result; all threads share them.
 

@@ -53,14 +53,19 @@ class CapturedExecutor(LoopedExecutor):
         on_device = sent(torch.tensor(positions), self._device)
         for k, m in enumerate(batch.clients):
             track = self._track(k)
-            with track.entered():  # flipped labels are made in the track that reads them
-                client = _CapturedClient(batch.context, self._data[m], on_device[k], track)
-            yield client, row(batch.params, k), download.to(m), positions[k]
+            with track.entered():  # what is made for a client is then freed in the order of its track
+                client, received = _CapturedClient(batch.context, self._data[m], on_device[k], track), download.to(m)
+            yield client, row(batch.params, k), received, positions[k]
 
     def _track(self, turn: int) -> Track:
-        """Tracks take turns; a new one is used if there is surely memory for it."""
+        """Tracks take turns; a new one is used if there is surely memory for it.
+
+        Only the first one is, if a step draws random numbers: all graphs read the generator's state in one place.
+        """
         first, track = self._tracks[0], self._tracks[turn % len(self._tracks)]
-        if track is first or track.steps:
+        if track is first or first.draws or not first.steps:
+            return first
+        if track.steps:
             return track
         free, total = torch.cuda.mem_get_info(self._device)
         return track if free > _FREE * total else first
@@ -72,10 +77,16 @@ class CapturedExecutor(LoopedExecutor):
 
 
 class Track:
-    """A stream of the GPU, and the graphs that are replayed on it; on a CPU just the steps."""
+    """A stream of the GPU, and the graphs that are replayed on it; on a CPU just the steps.
+
+    Attributes:
+        steps: with their graphs, by phase and shapes.
+        draws: whether any of them drew random numbers.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.steps: dict[Any, CapturedSteps] = {}
+        self.draws = False
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._reads_round: set[int] = set()
 
@@ -147,10 +158,12 @@ class _CapturedClient(LocalClient):
                 seeding.isolated(self._device, context.seed, self.data.name, round, phase.train),
             ):
                 steps = self._track.steps_for(context, number, names, params, site, round)
+                before = seeding.state(self._device)
                 try:
                     params = steps.run(params, tensors, self.data.train, batches)
                 except torch.OutOfMemoryError:
                     raise UserError("a single client does not fit into the device's memory; use device=cpu") from None
+                self._track.draws |= not torch.equal(before, seeding.state(self._device))
         return params
 
 

@@ -37,8 +37,8 @@ def capture(
     """
     aside = stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        work()  # libraries set up what they need
+    with torch.cuda.stream(aside), torch.random.fork_rng([torch.cuda.current_device()]):
+        work()  # libraries set up what they need; steps draw the same numbers whether or not this went before them
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     collects = gc.isenabled()
