@@ -19,7 +19,6 @@ from fedc2i.core.files import own_code, write_atomically
 from fedc2i.core.seeding import repeatable
 from fedc2i.engine import checkpoint
 from fedc2i.engine.checkpoint import Checkpoint, OnState, ResumePoint, State, state_size
-from fedc2i.engine.executors.stacked import kernel_support
 from fedc2i.engine.records import POINTS, Outcome, Point, Predictions, Round
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Site
@@ -153,11 +152,21 @@ def compute(
         how = config.ray_address, config.torch_device(), on_round, on_client, sayer(observer)
         simulation.federate(*work.parts, policy, *how)
     else:
-        device, before = config.torch_device(), kernel_support.uses()
+        device = config.torch_device()
+        before = _kernel_uses(device)
         result.outcomes = simulate(*work.parts, device, on_round, on_client, keep, start)
-        result.own_kernels = kernel_support.uses() > before if device.type == "cuda" else None
+        result.own_kernels = _kernel_uses(device) > before if device.type == "cuda" else None
     result.rounds.sort(key=lambda report: config.seeds.index(report.seed))
     return result
+
+
+def _kernel_uses(device: torch.device) -> int:
+    """How often our own kernels were chosen in this process; 0 without a GPU."""
+    if device.type != "cuda":
+        return 0
+    from fedc2i.engine.executors.stacked import kernel_support  # a run on a CPU does without
+
+    return kernel_support.uses()
 
 
 def test_predictions(plan: Plan, outcomes: Mapping[int, Outcome]) -> Predictions | None:
