@@ -68,7 +68,7 @@ class ProbedPlus(_Probe, FedC2IPlus):
     about = "fedc2i-plus that reports further measures of influence; for experiments.agreement"
 
 
-PROBED: Mapping[str, type[FedC2I]] = {"fedc2i": ProbedC2I, "fedc2i-plus": ProbedPlus}
+PROBED: Mapping[str, type[Method]] = {"fedc2i": ProbedC2I, "fedc2i-plus": ProbedPlus}
 
 
 def _measures(models: Params, mine: Params, mean: Params, own: Params, samples: Batch, site: Site) -> dict[str, Tensor]:

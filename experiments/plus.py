@@ -28,9 +28,9 @@ RIVALS = (
 EXTRAS = "anchor=0.1,average=true"
 CONTROLS = (
     *(f"{name}:{EXTRAS}" for name in ("fedavg", "fedprox", "fedproto", "fedic")),
-    "fedc2i-plus:gamma=0,guard=false",  # FedAvg with prototypes
+    "fedc2i-plus:rate=0,guard=false",  # FedAvg with prototypes
 )
-PARTS = ("fedc2i-plus:ld=0", "fedc2i-plus:guard=false", "fedc2i-plus:gamma=0", "fedc2i-plus:influence=exact")
+PARTS = ("fedc2i-plus:ld=0", "fedc2i-plus:guard=false", "fedc2i-plus:rate=0")
 TARGET_SEEDS, TARGET_DATA, MOST_HARM = 8, 5, 1.0  # wins of ten seeds; data sets; points below Local
 
 Results = Mapping[str, Result]  # by method as typed

@@ -116,6 +116,8 @@ RANGES: dict[tuple[str, str], tuple[list[Any], list[Any]]] = {
     ("fedrep", "body_epochs"): COUNT,
     ("fedrod", "gamma_bsm"): AT_LEAST_0,
     ("fedproto", "ld"): AT_LEAST_0,
+    ("fedc2i-plus", "rate"): AT_LEAST_0,
+    ("fedc2i-plus", "influence_samples"): COUNT,
     ("fedc2i-plus", "ld"): AT_LEAST_0,
     ("fedc2i-plus", "guard"): YES_OR_NO,
     ("fedc2i-plus", "held_out"): ([0.01, 0.5], [0, 1, -0.1, NAN, True, "some"]),

@@ -1,11 +1,15 @@
-"""FedC²I⁺: FedC²I with shared class prototypes, and a guard that keeps a client from harm. It is ours, not the paper's.
+"""FedC²I⁺: influence by descent, shared class prototypes, and a guard from harm. It is ours, not the paper's.
 
 Client m trains two networks on the same batches. They share no parameter, so one optimiser takes the steps of two:
 
     v_m    its own: never mixed, never sent
-    w_m    shared: FedC²I's mixture of all w_i at the start of every round; only this is sent
+    w_m    shared: a mixture of all w_i by influence at the start of every round; only this is sent
 
-With it a client sends the mean feature of each of its classes; the server returns their mean P_c, in which none counts
+The influence of the others, λ for bodies and Λ for rows of the head, comes from a few steps of exponentiated gradient
+descent on the client's loss, beginning with equal weights (`math.exponentiated_gradient`). To first order, FedC²I's
+influence is one small step of it.
+
+With w_m a client sends the mean feature of each of its classes; the server returns their mean P_c, in which none counts
 as longer than the median of its class, and both networks are pulled towards it as in FedProto:
 
     loss = Σ_{f = v, w} CE(f) + ld · ‖h_f(x) − P_y‖²/d, mean over the batch
@@ -32,7 +36,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,16 +43,16 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.options import option
 from fedc2i.core.params import Params, prefixed, select, unprefixed
-from fedc2i.methods.base import Site
-from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.base import Method, Probe, Site
 from fedc2i.methods.fedproto import ClassFeatures, prototype_loss
+from fedc2i.methods.math.exponentiated_gradient import descend, mixed
 from fedc2i.methods.math.guard import WORST, best_logs, distrusted, mean_log, posterior
-from fedc2i.methods.math.influence import Gamma
 from fedc2i.methods.math.prototypes import average, bounded, prototypes, spread
 from fedc2i.methods.messages import Download, Uploads, relay
 from fedc2i.models.model import Model
 from fedc2i.training.local import Batch
 
+STEPS = 2  # of descent in an exchange, each on samples of its own
 MEMORY = 0.5  # weight of earlier rounds in moving means
 PROTOTYPE_SAMPLES = 128  # that a client's prototypes are means of, at most
 OWN, KEPT = "own.", "kept."  # private: v and u
@@ -62,24 +65,26 @@ MIXED = 2  # from here on, places in BEST are of w and the mixture
 
 
 @dataclass(frozen=True)
-class FedC2IPlus(FedC2I):
-    """FedC²I with prototypes and a guard; with the guard, twice FedC²I's local computation."""
+class FedC2IPlus(Method):
+    """Influence, prototypes and a guard; with the guard, twice FedAvg's local computation."""
 
     name = "fedc2i-plus"
     title = "FedC²I⁺"
-    about = "fedc2i with class prototypes, and a private network as a guard from harm; not the paper's"
+    about = "fedc2i with influence by descent, class prototypes, and a private network as a guard; not the paper's"
+    keeps_uploads = True
 
-    gamma: float | Gamma = option(  # noqa: RUF009  (a field, of a type that ruff does not know to be immutable)
-        Gamma("scaled(5)"), "sensitivity γ; 0 is FedAvg; a number or an adaptive one", low=0
-    )
-    influence: Literal["exact", "first-order"] = option(
-        "first-order", "client-level losses: one forward pass for each model, or one gradient for all"
-    )
+    rate: float = option(20.0, "rate η of the descent that finds the influence of others; 0: a plain mean", low=0)
+    influence_samples: int = option(32, "training samples for each of the two steps of that descent", low=1)
     ld: float = option(1.0, "weight of the distance to the shared prototypes; 0: none are sent", low=0)
     guard: bool = option(True, "train a private network as well, and predict with both by their held-out loss")
     held_out: float = option(
         0.1, "share of its training data that a client without validation data holds out", above=0, below=1
     )
+
+    @property
+    def probe(self) -> Probe:
+        """Samples for all steps of the descent."""
+        return Probe(STEPS * self.influence_samples)
 
     @property
     def holds_out(self) -> float:
@@ -127,11 +132,11 @@ class FedC2IPlus(FedC2I):
         return Download(shared=shared, clients=uploads.clients), state
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
-        """FedC²I's mixture; then the network that is kept, and the networks' shares of the prediction."""
-        mixture, measured = super().personalise(own, batch, site)
+        """The mixture by influence; then the network that is kept, and the networks' shares of the prediction."""
+        assert batch is not None
+        mixture, measured = self._mixture(own, batch, site)
         if not self.guard or not measured:
             return mixture, measured
-        assert batch is not None
         assert site.held_out is not None
         samples, names = site.held_out, (*site.model.body_names, *site.model.head_names)
         is_known = samples.w.sum() > 0
@@ -143,6 +148,7 @@ class FedC2IPlus(FedC2I):
         hot = torch.stack([degrees[1], degrees[3], _chosen(best, degrees.unbind())])
 
         shares, (own_log, count, gap) = own[MEASURED], own[EVIDENCE].unbind()
+        batch = _part(batch, 0)
         seen, _ = best_logs(site.logits(shared, batch.x)[None], batch)
         gap = MEMORY * gap + (1 - MEMORY) * (mean_log(seen[0], batch.w) - own_log)
         less = distrusted(shares, (count * gap.clamp(max=0)).exp(), best >= MIXED)
@@ -156,6 +162,22 @@ class FedC2IPlus(FedC2I):
             EVIDENCE: torch.where(is_known, fresh, torch.stack([own_log, count, gap])).to(shares.dtype),
         }
         return {**mixture, **prefixed(KEPT, _choice(best, networks)), **guard}, {**measured, "guard": guard[SHARES]}
+
+    def _mixture(self, own: Params, batch: Batch, site: Site) -> tuple[Params, dict[str, Tensor]]:
+        """The client's next w from what it received, and λ and Λ."""
+        peers, model = site.peers, site.model
+        if not peers.models:  # no upload was usable yet
+            return own, {}
+        batch = batch._replace(x=model.scaled(own, batch.x))  # once, not for every step
+        parts = [_part(batch, step) for step in range(STEPS)]
+        vector, matrix = descend(
+            lambda params, x: site.logits({**own, **params}, x), peers, parts, self.rate, model.trainable, model.classes
+        )
+        mixture = {**own, **mixed(peers, vector, matrix)}
+        start = {name: torch.where(peers.valid.any(), tensor, own[name]) for name, tensor in mixture.items()}
+        if not peers.bodies:  # λ has nothing to mix: reports show Λ's mean
+            vector = matrix.mean(1)
+        return start, {"left_out": ~peers.valid, "influence_vector": vector, "influence_matrix": matrix}
 
     def predict(self, params: Params, x: Tensor, site: Site) -> Tensor:
         """log Σ_f β_f p_f."""
@@ -171,6 +193,11 @@ class FedC2IPlus(FedC2I):
     def other_predictions(self, params: Params, x: Tensor, site: Site) -> Mapping[str, Tensor]:
         """By the own network alone."""
         return {"own": site.logits(unprefixed(OWN, params), x)} if self.guard else {}
+
+
+def _part(batch: Batch, step: int) -> Batch:
+    """The samples of one step of descent; padding, which comes last, is in all parts alike."""
+    return Batch(*(tensor[step::STEPS] for tensor in batch))
 
 
 def _chosen(best: Tensor, tensors: Sequence[Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
 Shares β of the three in a prediction are the mean of a posterior over the points a of the lattice `DESIGN`:
 
-    β = Σ_a a·q(a),    q(a) = softmax_a(Σ_n log Σ_f a_f p_f(y_n|x_n) − κ·(1 − a_v))
+    β = Σ_a a·q(a),    q(a) = softmax_a(Σ_n log Σ_f a_f p_f(y_n|x_n))
 
 over samples n that the client did not train on. Without such samples others may lose their shares, but not gain any:
 
@@ -24,7 +24,6 @@ from fedc2i.training.local import Batch
 
 STEPS = 4  # shares a are multiples of 1/4
 DESIGN = tuple(a for a in itertools.product(range(STEPS + 1), repeat=3) if sum(a) == STEPS)  # of own, shared and kept
-CAUTION = 2.0  # κ: nats of evidence before others replace the client's own network
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0)
 WORST = -1e4  # in place of a log-probability that is not a number
 
@@ -34,7 +33,7 @@ def posterior(logs: Tensor, w: Tensor) -> Tensor:
     one = torch.ones_like(logs.sum())  # on the device: a CUDA graph cannot hold a copy from the host
     points = torch.stack([torch.stack([one * (share / STEPS) for share in a]) for a in DESIGN])  # (15, 3)
     likely = (points.log()[..., None] + logs).logsumexp(1)  # (15, n)
-    weights = torch.softmax((likely * w).sum(1) - CAUTION * (1 - points[:, 0]), 0)  # q(a)
+    weights = torch.softmax((likely * w).sum(1), 0)  # q(a)
     return weights @ points
 
 
