@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import fedc2i
+from fedc2i.analysis import influence_intervals
 from fedc2i.analysis.influence_intervals import (
     FILE,
     InfluenceIntervals,
@@ -205,6 +207,31 @@ def test_with_the_runs_own_samples_it_is_the_runs_own_influence(run_folder: Path
             np.testing.assert_allclose(
                 getattr(found, name).estimate, run[f"seed{seed}_influence_{name}"][-1], rtol=1e-5
             )
+
+
+@pytest.mark.parametrize("validation", [0, 6])
+def test_influence_by_descent_is_the_runs_own_too(
+    validation: int, tmp_path: Path, make_federation: Callable[..., Federation], model: Model, monkeypatch: Any
+) -> None:
+    """Its method needs held-out samples as well, and a gradient for each draw: a few of them at once."""
+    federation, at_once = make_federation((30, 20, 9), validation=validation), []
+
+    def counted(measured: Any, weights: torch.Tensor, most: int | None = None) -> dict[str, torch.Tensor]:
+        at_once.append(most)
+        return resample(measured, weights, most)
+
+    monkeypatch.setattr(influence_intervals, "resample", counted)
+    settings = {"rounds": 2, "epochs": 1, "device": "cpu"}
+    (plan,) = prepare(["fedc2i-plus:influence_samples=8"], settings, federation, model)
+    execute(plan, tmp_path / "run")
+    found = intervals(tmp_path / "run", samples=16, draws=20, data=federation, model=model)
+    with np.load(tmp_path / "run" / "influence.npz") as run:
+        for own, name in ((found.vector, "vector"), (found.matrix, "matrix")):
+            assert own is not None
+            np.testing.assert_allclose(own.estimate, run[f"seed0_influence_{name}"][-1], rtol=1e-4)
+            assert (own.high - own.low).max() > 0
+    assert at_once == [influence_intervals.FEW_AT_ONCE] * 3
+    assert any("own model is not measured" in note for note in found.notes)
 
 
 def test_command_shows_marks_and_writes_the_file(run_folder: Path) -> None:

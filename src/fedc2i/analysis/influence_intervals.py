@@ -7,8 +7,8 @@ measured on, so with as many the estimate is the run's own.
 Another draw of as many samples would have given somewhat other losses, and so other weights. The bootstrap draws the
 same number of samples with replacement, again and again, which is nothing but another weight for each sample: 0, 1,
 2, ... times. A method's own `personalise` reads these weights. Lifted over draws with ``vmap``, what does not depend on
-the weights, the losses of single samples, is computed once. The intervals speak of the samples alone: that another seed
-would have trained other models is no part of them.
+the weights, the losses of single samples, is computed once; gradients depend on them, and each draw has its own. The
+intervals speak of the samples alone: that another seed would have trained other models is no part of them.
 
 ``influence-intervals.json`` in a run folder holds what `InfluenceIntervals.to_json` gives:
 
@@ -47,6 +47,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.exchange import Mailbox, Server, receiver_groups
 from fedc2i.methods.base import Method, Site
+from fedc2i.methods.fedc2i_plus import FedC2IPlus
 from fedc2i.methods.fedc2i_top_k import FedC2ITopK
 from fedc2i.methods.messages import valid_flags
 from fedc2i.models.model import Model
@@ -59,7 +60,7 @@ FILE = "influence-intervals.json"
 VERSION = 1
 NAMES = {"vector": "influence_vector", "matrix": "influence_matrix"}
 AT_ONCE = 2**26  # numbers of mixed models in memory
-FEW_AT_ONCE = 16  # draws, where each has forward passes of its own
+FEW_AT_ONCE = 16  # draws, where each has passes of its own
 FEWEST_DRAWS = 20
 MOST_ENTRIES = 100_000  # in a file that a page or a person still reads
 MEASURING = "fedc2i, fedc2i-client, fedc2i-plus, fedc2i-many and fedfomo"
@@ -183,8 +184,7 @@ def measure(
             download = Server(plan.method, counts, models, sources, mailbox).combine(number)
             for m in members:
                 seen, received = clients[m].data, download.to(m)
-                where = torch.tensor(download.position(m), device=device)
-                site = Site(plan.model, seen.counts, where, received, round=number, rounds=settings.rounds)
+                site = clients[m].exchange_site(received, download.position(m), number)
                 batch, split = _batch(recipe, seen, number, samples)
                 generator = seeding.generator(seed, names[m], number, "bootstrap")
                 weights = draw_weights(len(batch.y), draws, generator).to(device)
@@ -230,8 +230,7 @@ def _bootstrap(plan: Plan, own: Params, batch: Batch, site: Site, weights: Tenso
 
     numbers = sum(tensor.numel() for tensor in own.values())
     at_once = max(1, AT_ONCE // max(1, numbers))
-    options = vars(plan.method)
-    if options.get("influence") == "first-order":
+    if plan.method.probe is not None and plan.method.probe.gradient:
         at_once = min(at_once, FEW_AT_ONCE)
     with torch.no_grad():
         estimates = measured(batch.w)
@@ -278,6 +277,8 @@ def _notes(plan: Plan) -> tuple[str, ...]:
         notes.append("In the run uploads were changed on their way (attack, clip, noise); here models are as trained.")
     if isinstance(plan.method, FedC2ITopK):
         notes.append("In the run clients received a few models; here all of them.")
+    if isinstance(plan.method, FedC2IPlus):
+        notes.append("A client's own model is not measured: it weighs as much as the best other one.")
     if plan.config.options.get("max_age") is not None:
         notes.append("The run ignored old models (max_age); here every client's last model counts.")
     return tuple(notes)

@@ -202,16 +202,21 @@ class LocalClient:
         self, own: Params, received: Params, position: int, round: int
     ) -> tuple[Params, Mapping[str, Tensor]]:
         """The start of the round after ``round``, from what the exchange of ``round`` brought."""
-        site, drawn, probe = self._site(received, position, round), self.context.draw_probe(self.data, round), None
-        if drawn is not None:
+        probe = None
+        if (drawn := self.context.draw_probe(self.data, round)) is not None:
             split: Batch = getattr(self.data, drawn[0])
             probe = split.take(drawn[1].to(self._device))
-        if (held := self.context.draw_held_out(self.data, round)) is not None:
-            split = getattr(self.data, held.split)
-            samples = split.take(held.rows.to(self._device))
-            site = replace(site, held_out=samples._replace(w=samples.w * held.unseen))
         with torch.no_grad():
-            return self.context.method.personalise(own, probe, site)
+            return self.context.method.personalise(own, probe, self.exchange_site(received, position, round))
+
+    def exchange_site(self, received: Params, position: int, round: int) -> Site:
+        """What the client knows while the method personalises what the exchange of ``round`` brought."""
+        site, held = self._site(received, position, round), self.context.draw_held_out(self.data, round)
+        if held is None:
+            return site
+        split: Batch = getattr(self.data, held.split)
+        samples = split.take(held.rows.to(self._device))
+        return replace(site, held_out=samples._replace(w=samples.w * held.unseen))
 
     def train(self, start: Params, received: Params, position: int, round: int) -> Params:
         """The local training of ``round``."""

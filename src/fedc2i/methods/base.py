@@ -49,10 +49,12 @@ class Probe:
     """How many samples `Method.personalise` is given, from which split; ``"all"`` is the whole split.
 
     ``held-out`` is the validation data of a client that has some, the training data of one that has none.
+    ``gradient`` says that it takes gradients on them: passes that differ with the samples' weights, which need memory.
     """
 
     samples: int | Literal["all"]
     split: Literal["train", "validation", "held-out"] = "train"
+    gradient: bool = False
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class FedC2I(Method):
     @property
     def probe(self) -> Probe:
         """One batch a round, shared by both levels."""
-        return Probe(self.influence_samples, self.influence_split)
+        return Probe(self.influence_samples, self.influence_split, gradient=self.influence == "first-order")
 
     def combine(self, uploads: Uploads, state: Params) -> tuple[Download, Params]:
         """Relays every model to everyone."""

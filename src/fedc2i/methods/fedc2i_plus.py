@@ -84,7 +84,7 @@ class FedC2IPlus(Method):
     @property
     def probe(self) -> Probe:
         """Samples for all steps of the descent."""
-        return Probe(STEPS * self.influence_samples)
+        return Probe(STEPS * self.influence_samples, gradient=True)
 
     @property
     def holds_out(self) -> float:
