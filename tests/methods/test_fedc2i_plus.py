@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import fedc2i
@@ -203,6 +203,32 @@ def test_no_batch_of_one_is_left_when_samples_are_held_out(
     data = place(make_federation(sizes=(8, 4)))  # holding out two of eight would leave a batch of five and one of one
     context = RunContext(FedC2IPlus(), model, TRAINING, rounds=4, seed=0)
     assert {len(index) for epoch in context.epochs(data, 1) for index in epoch} == {5, 2}
+
+
+class Flattening(nn.Module):
+    """As many are written; of no samples torch cannot tell what -1 stands for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.body(x.view(x.size(0), -1))))
+
+
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (1, 12)])  # one sample leaves none for the second step of descent
+def test_clients_with_hardly_any_samples_take_part(sizes: tuple[int, ...], executor: str) -> None:
+    one = contradicting().clients[0]
+    clients = (
+        Client(f"c{size}{k}", Split(one.train.x[:size], one.train.y[:size]), one.validation, one.test)
+        for k, size in enumerate(sizes)
+    )
+    data, model = Federation("small", tuple(clients), ("a", "b")), split(Flattening, head="head")
+    found = fedc2i.run("fedc2i-plus", data, model=model, rounds=2, seeds=[0], executor=executor, device="cpu")
+    assert np.isfinite(found.influence("influence_vector")).all()
+    spare_none = np.array(sizes) < 3
+    assert (found.influence("guard")[..., 0] == 1).reshape(-1, len(sizes))[:, spare_none].all()  # v alone predicts
 
 
 @pytest.mark.parametrize(("count", "rows"), [(3, [0, 1, 2]), (4, [0, 1, 2, 3]), (8, [0, 2, 4, 6]), (10, [0, 2, 5, 7])])

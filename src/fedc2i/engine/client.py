@@ -153,7 +153,10 @@ class RunContext:
         return [[rows[index] for index in epoch] for epoch in draw_epochs(len(rows), self.training, generator)]
 
     def draw_held_out(self, data: ClientData, round: int) -> HeldOut | None:
-        """The samples for `Site.held_out`: validation data, else some of the training data, the same every round."""
+        """The samples for `Site.held_out`: validation data, else some of the training data, the same every round.
+
+        A client that can spare none has one that it trains on.
+        """
         share = self.method.holds_out
         if not share:
             return None
@@ -164,7 +167,8 @@ class RunContext:
         count = min(wanted, max(1, data.samples // PART_HELD_OUT), data.samples - 1)
         if (data.samples - count) % self.training.batch_size == 1:  # BatchNorm cannot train on a batch of one
             count -= 1
-        return HeldOut("train", torch.randperm(data.samples, generator=generator)[:count], 2 * round <= self.rounds)
+        rows = torch.randperm(data.samples, generator=generator)[: max(1, count)]  # some modules cannot read no samples
+        return HeldOut("train", rows, count > 0 and 2 * round <= self.rounds)
 
     def draw_probe(self, data: ClientData, round: int) -> tuple[Literal["train", "validation"], Tensor] | None:
         """The split and the indices of what `Method.personalise` sees, newly drawn every round."""

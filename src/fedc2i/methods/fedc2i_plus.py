@@ -196,7 +196,12 @@ class FedC2IPlus(Method):
 
 
 def _part(batch: Batch, step: int) -> Batch:
-    """The samples of one step of descent; padding, which comes last, is in all parts alike."""
+    """The samples of one step of descent; padding, which comes last, is in all parts alike.
+
+    Where there are too few, they come without weight: some modules cannot read no samples.
+    """
+    if len(batch.y) <= step:
+        return batch._replace(w=torch.zeros_like(batch.w))
     return Batch(*(tensor[step::STEPS] for tensor in batch))
 
 
