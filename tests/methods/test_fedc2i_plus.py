@@ -19,6 +19,7 @@ from fedc2i.methods.base import Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i_plus import DEGREES, EVIDENCE, GUARD, KEPT, MEASURED, OWN, SHARES, STEPS, FedC2IPlus
 from fedc2i.methods.local import Local
+from fedc2i.methods.math.exponentiated_gradient import descend
 from fedc2i.methods.math.guard import best_logs, posterior
 from fedc2i.methods.math.prototypes import spread
 from fedc2i.methods.messages import Uploads, relay
@@ -35,6 +36,29 @@ def exchanged(site: Site, own: Params, mixture: Params, batch: Batch | None = No
     site = replace(site, received=received, position=torch.tensor(-1))
     assert site.held_out is not None
     return FedC2IPlus().personalise(own, batch or site.held_out, site)[0]
+
+
+def test_influence_is_descent_on_one_half_of_the_samples_then_on_the_other(
+    make_federation: Callable[..., Federation], make_model: Callable[..., Model]
+) -> None:
+    model, data = make_model(batch_norm=True), place(make_federation())
+    models = stack([model.init(seed) for seed in range(4)])
+    received = relay({name: tensor for name, tensor in models.items() if tensor.is_floating_point()})
+    site, batch = make_site(model, data, received), data.train
+    start, report = FedC2IPlus(guard=False, rate=3.0).personalise(model.init(0), batch, site)
+    parts = [batch.take(torch.arange(first, len(batch.y), 2)) for first in (0, 1)]
+
+    def logits(params: Params, x: Tensor) -> Tensor:
+        return model.head(params, model.features({**model.init(0), **params}, x))
+
+    vector, matrix = descend(logits, site.peers, parts, 3.0, model.trainable, model.classes)
+    assert vector.std() > 0.01
+    assert torch.allclose(report["influence_vector"], vector)
+    assert torch.allclose(report["influence_matrix"], matrix)
+    for name in received.keys() - {"valid"}:
+        weights = matrix if name in model.head_names else vector
+        wanted = (weights.reshape(*weights.shape, *[1] * (models[name].ndim - weights.ndim)) * models[name]).sum(0)
+        assert torch.allclose(start[name], wanted, atol=1e-6), name
 
 
 def test_samples_that_were_trained_on_decide_nothing(federation: Federation, model: Model) -> None:

@@ -5,9 +5,9 @@ Client m trains two networks on the same batches. They share no parameter, so on
     v_m    its own: never mixed, never sent
     w_m    shared: a mixture of all w_i by influence at the start of every round; only this is sent
 
-The influence of the others, λ for bodies and Λ for rows of the head, comes from a few steps of exponentiated gradient
-descent on the client's loss, beginning with equal weights (`math.exponentiated_gradient`). To first order, FedC²I's
-influence is one small step of it.
+The influence of the others, λ for bodies and Λ for rows of the head, comes from two steps of exponentiated gradient
+descent on the client's loss, beginning with equal weights (`math.exponentiated_gradient`). Each step has training
+samples of its own, drawn anew every round. To first order, FedC²I's influence is one small step of it.
 
 With w_m a client sends the mean feature of each of its classes; the server returns their mean P_c, in which none counts
 as longer than the median of its class, and both networks are pulled towards it as in FedProto:
@@ -142,18 +142,22 @@ class FedC2IPlus(Method):
         is_known = samples.w.sum() > 0
         trained, shared = select(own, names), select(mixture, names)
         networks = (unprefixed(KEPT, own), unprefixed(OWN, own), trained, shared)
-        logs, degrees = best_logs(torch.stack([site.logits(own, samples.x) for own in networks]), samples)
+        logs, degrees = best_logs(torch.stack([site.logits(network, samples.x) for network in networks]), samples)
         best = torch.where(is_known, (logs * samples.w).sum(1).argmax(), own[BEST].to(torch.long))
-        found = torch.stack([logs[1], logs[3], _chosen(best, logs.unbind())])
-        hot = torch.stack([degrees[1], degrees[3], _chosen(best, degrees.unbind())])
 
+        # By held-out samples: β, temperatures and ℓ_v, of v, the mixture and the new u.
         shares, (own_log, count, gap) = own[MEASURED], own[EVIDENCE].unbind()
+        of_three = torch.stack([logs[1], logs[3], _chosen(best, logs.unbind())])
+        hot = torch.stack([degrees[1], degrees[3], _chosen(best, degrees.unbind())])
+        mean = MEMORY * shares + (1 - MEMORY) * posterior(of_three, samples.w).to(shares.dtype)
+        fresh = torch.stack([mean_log(logs[1], samples.w), samples.w.sum(), torch.zeros_like(gap)])
+
+        # Without any: whether the mixture still predicts training samples, those of the first step of descent.
         batch = _part(batch, 0)
         seen, _ = best_logs(site.logits(shared, batch.x)[None], batch)
         gap = MEMORY * gap + (1 - MEMORY) * (mean_log(seen[0], batch.w) - own_log)
         less = distrusted(shares, (count * gap.clamp(max=0)).exp(), best >= MIXED)
-        mean = MEMORY * shares + (1 - MEMORY) * posterior(found, samples.w).to(shares.dtype)
-        fresh = torch.stack([mean_log(logs[1], samples.w), samples.w.sum(), torch.zeros_like(gap)])
+
         guard = {
             SHARES: torch.where(is_known, mean, less),
             MEASURED: torch.where(is_known, mean, shares),
@@ -215,4 +219,4 @@ def _chosen(best: Tensor, tensors: Sequence[Tensor]) -> Tensor:
 
 def _choice(best: Tensor, networks: Sequence[Params]) -> Params:
     """The network at the place ``best``."""
-    return {name: _chosen(best, [own[name] for own in networks]) for name in networks[0]}
+    return {name: _chosen(best, [network[name] for network in networks]) for name in networks[0]}

@@ -10,7 +10,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.params import Params, stack
-from fedc2i.methods.math.exponentiated_gradient import descend, normalised
+from fedc2i.methods.math.exponentiated_gradient import descend, mixed, normalised
 from fedc2i.methods.math.first_order import first_order_losses
 from fedc2i.methods.math.influence import influence
 from fedc2i.methods.messages import Peers, relay
@@ -119,7 +119,7 @@ def test_one_step_is_the_influence_of_fedc2i_to_first_order() -> None:
 
 
 def test_models_that_contradict_the_client_lose_their_weight() -> None:
-    """Three share the client's labels, four the opposite ones: of their mean one step says little, four say all."""
+    """Three have the client's labels, six others: small steps turn the majority, and a large one decides at once."""
     torch.manual_seed(0)
     samples = samples_of(0, 64)
     truth = torch.randn(INPUTS, CLASSES, dtype=torch.float64)
@@ -137,9 +137,12 @@ def test_models_that_contradict_the_client_lose_their_weight() -> None:
 
     start = build().state_dict()
     friend, foe = fitted(samples.y), fitted((samples.y + 1) % CLASSES)
-    vector, matrix = found([friend] * 4 + [foe] * 4, [samples] * 4, 20.0, 0)
-    assert vector[:4].tolist() == pytest.approx([0.25] * 4, abs=0.01)
-    assert matrix[4:].max() < 0.05
+    models = [friend] * 3 + [foe] * 6
+    shares = [float(found(models, [samples] * steps, 0.2, 0)[0][3:].sum()) for steps in (1, 2, 4)]  # of the six
+    assert 2 / 3 > shares[0] > 0.5 > shares[1] > shares[2]
+    vector, matrix = found(models, [samples] * 2, 20.0, 0)
+    assert vector[:3].tolist() == pytest.approx([1 / 3] * 3, abs=0.01)
+    assert matrix[3:].max() < 0.05
 
 
 def test_weights_are_a_distribution_and_the_own_one_is_that_of_the_best_other() -> None:
@@ -161,25 +164,77 @@ def test_without_samples_others_or_a_rate_weights_are_equal(position: int) -> No
         assert torch.equal(weights, torch.ones_like(weights))
 
 
+def test_where_a_gradient_is_not_finite_weights_stay_as_they_are() -> None:
+    models, samples = models_of(0), samples_of(0)
+    broken = samples._replace(x=samples.x * torch.nan)
+    for weights, wanted in zip(found(models, [samples, broken], 20.0), found(models, [samples], 20.0), strict=True):
+        assert torch.equal(weights, wanted)
+
+
+def test_a_broken_own_model_has_no_weight() -> None:
+    models = models_of(0)
+    others = [models[k] for k in (0, 2, 3, 4)]
+    models[1] = {name: tensor * torch.nan for name, tensor in models[1].items()}
+    for weights, wanted in zip(
+        found(models, [samples_of(0)], 20.0), found(others, [samples_of(0)], 20.0, -1), strict=True
+    ):
+        assert weights[1].max() == 0
+        assert torch.allclose(weights[[0, 2, 3, 4]], wanted)
+
+
 def test_where_no_model_is_valid_there_are_no_weights() -> None:
     broken = [{name: tensor * torch.nan for name, tensor in own.items()} for own in models_of(0)]
     peers = peers_of(broken)
     assert torch.equal(normalised(torch.zeros(CLIENTS), peers), torch.zeros(CLIENTS))
 
 
+def test_buffers_are_mixed_but_not_measured_and_a_head_needs_no_bias() -> None:
+    """Models that differ in running statistics alone have equal weights, and the mixture has the mean of these."""
+
+    def normed() -> nn.Module:
+        layers = nn.Linear(INPUTS, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES, bias=False)
+        return nn.Sequential(*layers).double()
+
+    model, generator = split(normed, head="3"), torch.Generator().manual_seed(0)
+    start = {name: tensor for name, tensor in model.init(0).items() if tensor.is_floating_point()}
+    statistics = [name for name in start if name not in model.trainable]
+    assert statistics == ["1.running_mean", "1.running_var"]
+    drawn = {name: torch.rand(CLIENTS, 6, generator=generator, dtype=torch.float64) for name in statistics}
+    same = {name: tensor[None].repeat(CLIENTS, *[1] * tensor.ndim) for name, tensor in start.items()}
+    own = model.init(0)  # with the counter of batches, which is not sent
+
+    def weights(models: Params) -> tuple[Tensor, Tensor, Params]:
+        peers = Peers.read(relay(models), torch.tensor(-1), model)
+
+        def logits(params: Params, x: Tensor) -> Tensor:
+            return model.head(params, model.features({**own, **params}, x))
+
+        found = descend(logits, peers, [samples_of(0), samples_of(1)], 20.0, model.trainable, CLASSES)
+        return *found, mixed(peers, *found)
+
+    vector, matrix, mixture = weights(same | drawn)
+    assert torch.allclose(vector, torch.full_like(vector, 1 / CLIENTS))
+    assert torch.allclose(matrix, torch.full_like(matrix, 1 / CLIENTS))
+    for name in statistics:
+        assert torch.allclose(mixture[name], drawn[name].mean(0))
+    others = torch.randn(CLIENTS, CLASSES, 6, generator=generator, dtype=torch.float64)
+    assert weights(same | drawn | {"3.weight": others})[1].std(0).min() > 0.01
+
+
 def test_it_can_be_lifted_over_clients_and_ignores_padding() -> None:
-    models, parts = models_of(0), [samples_of(0), samples_of(1)]
+    models, parts, positions = models_of(0), [samples_of(0), samples_of(1)], (3, -1)
     padded = [
         Batch(torch.cat([own.x, 100 * own.x]), torch.cat([own.y, own.y]), torch.cat([own.w, torch.zeros_like(own.w)]))
         for own in parts
     ]
-    both, peers = Batch(*(torch.stack(tensors) for tensors in zip(*padded, strict=True))), peers_of(models)
+    both, relayed = Batch(*(torch.stack(tensors) for tensors in zip(*padded, strict=True))), relay(stack(models))
 
-    def lifted(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def lifted(x: Tensor, y: Tensor, w: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        peers = Peers.read(relayed, position, MODEL)
         return descend(logits, peers, [Batch(x, y, w)], 20.0, MODEL.trainable, CLASSES)
 
-    vectors, matrices = vmap(lifted)(*both)
+    vectors, matrices = vmap(lifted)(*both, torch.tensor(positions))
     for k, own in enumerate(parts):
-        vector, matrix = found(models, [own], 20.0)
+        vector, matrix = found(models, [own], 20.0, positions[k])
         assert torch.allclose(vectors[k], vector)
         assert torch.allclose(matrices[k], matrix)

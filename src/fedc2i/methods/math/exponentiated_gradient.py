@@ -11,8 +11,9 @@ the present mixture says of the model (Kivinen and Warmuth, 1997):
     Λ_{i,c} ← Λ_{i,c} · exp(−η ⟨∂l/∂φ̄_c, φ_{i,c}⟩ / max(l, ½)),  normalised over i
 
 The first step is FedC²I's influence to first order, with γ = η·(K − 1): λ_i ∝ l_{-i}^γ and
-log l_{-i} ≈ log l + ⟨∂l/∂θ̄, θ̄ − θ_i⟩/((K − 1)·l). Later steps see what the first one changed, so models that do not
-help lose their weight however many they are. A loss below ½ is one of samples that are fitted: then l, not log l,
+log l_{-i} ≈ log l + ⟨∂l/∂θ̄, θ̄ − θ_i⟩/((K − 1)·l). But l is that of the whole mixture, where FedC²I measures bodies
+with the client's own head, and heads with its own body. Later steps see what the first one changed, so models that do
+not help lose their weight however many they are. A loss below ½ is one of samples that are fitted: then l, not log l,
 counts.
 
 The client's own model has been trained on the samples of l, which says nothing in its favour. So it is not measured: it
@@ -78,11 +79,11 @@ def descend(
 def normalised(logs: Tensor, peers: Peers) -> Tensor:
     """Weights over the valid models from logarithms ``(K, ...)``, the own one's as large as the best other's."""
     shape = (-1, *[1] * (logs.ndim - 1))
-    valid, own = peers.valid.reshape(shape), (peers.own & peers.valid).reshape(shape)
+    valid, own = peers.valid.reshape(shape), peers.own.reshape(shape)
     best = torch.where(valid & ~own, logs, -torch.inf).amax(0)  # of the others
     best = torch.where(best.isfinite(), best, 0)
-    away = torch.where(own, 0, logs - best)
-    return torch.where(valid, away, -torch.inf).softmax(0).nan_to_num(nan=0)  # nan where no model is valid
+    relative = torch.where(own, 0, logs - best)
+    return torch.where(valid, relative, -torch.inf).softmax(0).nan_to_num(nan=0)  # nan where no model is valid
 
 
 def mixed(peers: Peers, vector: Tensor, matrix: Tensor) -> Params:
