@@ -6,8 +6,8 @@ Client m trains two networks on the same batches. They share no parameter, so on
     w_m    shared: a mixture of all w_i by influence at the start of every round; only this is sent
 
 The influence of the others, λ for bodies and Λ for rows of the head, comes from two steps of exponentiated gradient
-descent on the client's loss, beginning with equal weights (`math.exponentiated_gradient`). Each step has training
-samples of its own, drawn anew every round. To first order, FedC²I's influence is one small step of it.
+descent on the client's loss, beginning with equal weights (`math.exponentiated_gradient`). Each step is on other
+training samples, drawn in every round. To first order, FedC²I's influence is one small step of it.
 
 With w_m a client sends the mean feature of each of its classes; the server returns their mean P_c, in which none counts
 as longer than the median of its class, and both networks are pulled towards it as in FedProto:
