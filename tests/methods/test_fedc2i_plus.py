@@ -17,7 +17,18 @@ from fedc2i.data.federation import Client, Federation, Split
 from fedc2i.engine.client import RunContext
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedavg import FedAvg
-from fedc2i.methods.fedc2i_plus import DEGREES, EVIDENCE, GUARD, KEPT, MEASURED, OWN, SHARES, STEPS, FedC2IPlus
+from fedc2i.methods.fedc2i_plus import (
+    DEGREES,
+    EVIDENCE,
+    GUARD,
+    KEPT,
+    MEASURED,
+    OWN,
+    REPORTED,
+    SHARES,
+    STEPS,
+    FedC2IPlus,
+)
 from fedc2i.methods.local import Local
 from fedc2i.methods.math.exponentiated_gradient import descend
 from fedc2i.methods.math.guard import best_logs, posterior
@@ -207,9 +218,22 @@ def test_every_executor_agrees(
     looped, other = (
         fedc2i.run("fedc2i-plus", data, model=model, executor=own, **settings) for own in ("looped", executor)
     )
-    for name in ("guard", "influence_vector"):
+    for name in (*REPORTED, "influence_vector"):
         assert other.influence(name) == pytest.approx(looped.influence(name), rel=1e-3, abs=1e-5)
     assert other.accuracy("received", "loss") == pytest.approx(looped.accuracy("received", "loss"), rel=1e-3)
+
+
+def test_reports_have_one_shape_however_many_have_sent_a_model(
+    make_federation: Callable[..., Federation], model: Model
+) -> None:
+    """One client trains in a round: two models, three, four have arrived; three are as many as there are shares."""
+    data, settings = make_federation(sizes=(9,) * 5), {"rounds": 12, "clients_per_round": 1, "executor": "looped"}
+    found = fedc2i.run("fedc2i-plus", data, model=model, epochs=1, **settings)
+    sent = {int(np.isfinite(vector[0]).sum()) for vector in found.influence("influence_vector")}
+    assert sent >= {1, 2, 3}
+    shares = np.stack([found.influence(name) for name in REPORTED])
+    assert shares.shape == (3, 12, 5)
+    assert shares.sum(0) == pytest.approx(np.ones((12, 5)), abs=1e-5)
 
 
 def test_guard_is_private(federation: Federation, model: Model) -> None:
@@ -252,7 +276,7 @@ def test_clients_with_hardly_any_samples_take_part(sizes: tuple[int, ...], execu
     found = fedc2i.run("fedc2i-plus", data, model=model, rounds=2, seeds=[0], executor=executor, device="cpu")
     assert np.isfinite(found.influence("influence_vector")).all()
     spare_none = np.array(sizes) < 3
-    assert (found.influence("guard")[..., 0] == 1).reshape(-1, len(sizes))[:, spare_none].all()  # v alone predicts
+    assert (found.influence("guard_own")[:, spare_none] == 1).all()  # v alone predicts
 
 
 @pytest.mark.parametrize(("count", "rows"), [(3, [0, 1, 2]), (4, [0, 1, 2, 3]), (8, [0, 2, 4, 6]), (10, [0, 2, 5, 7])])

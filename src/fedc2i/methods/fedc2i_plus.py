@@ -61,6 +61,7 @@ MEASURED = "guard.measured"  # private: β by held-out samples, before the mixtu
 BEST = "guard.best"  # private: which of u, v, w and the mixture had the least held-out loss, 0 to 3
 EVIDENCE = "guard.evidence"  # private: ℓ_v, of how many held-out samples, and the moving mean of ℓ_w − ℓ_v since then
 GUARD = (SHARES, DEGREES, MEASURED, BEST, EVIDENCE)
+REPORTED = ("guard_own", "guard_shared", "guard_kept")  # β; three in one tensor would look like those of three clients
 MIXED = 2  # from here on, places in BEST are of w and the mixture
 
 
@@ -165,7 +166,8 @@ class FedC2IPlus(Method):
             BEST: best.to(shares.dtype),
             EVIDENCE: torch.where(is_known, fresh, torch.stack([own_log, count, gap])).to(shares.dtype),
         }
-        return {**mixture, **prefixed(KEPT, _choice(best, networks)), **guard}, {**measured, "guard": guard[SHARES]}
+        said = dict(zip(REPORTED, guard[SHARES].unbind(), strict=True))
+        return {**mixture, **prefixed(KEPT, _choice(best, networks)), **guard}, {**measured, **said}
 
     def _mixture(self, own: Params, batch: Batch, site: Site) -> tuple[Params, dict[str, Tensor]]:
         """The client's next w from what it received, and λ and Λ."""
