@@ -77,7 +77,7 @@ class FedC2IPlus(Method):
     rate: float = option(20.0, "rate η of the descent that finds the influence of others; 0: a plain mean", low=0)
     influence_samples: int = option(32, "training samples for each of the two steps of that descent", low=1)
     ld: float = option(1.0, "weight of the distance to the shared prototypes; 0: none are sent", low=0)
-    guard: bool = option(True, "train a private network as well, and predict with both by their held-out loss")
+    guard: bool = option(True, "train a private network, too, keep the best so far, and predict with all three")
     held_out: float = option(
         0.1, "share of its training data that a client without validation data holds out", above=0, below=1
     )
