@@ -81,19 +81,6 @@ def test_nothing_is_started_early_where_it_is_not_needed(
         assert processes is None
 
 
-def test_processes_started_early_for_nothing_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_processes, "GPU_FILES", "null")
-    monkeypatch.setattr(gpu_share, "cores", lambda: 4)
-    began = time.monotonic()
-    with pytest.raises(UserError, match="no such data"), started_early({}) as processes:  # noqa: PT012
-        assert processes is not None
-        pids = processes.pids
-        assert len(pids) == 2
-        raise UserError("no such data")
-    assert time.monotonic() - began < job_processes._PATIENCE
-    assert not any(map(is_running, pids))
-
-
 class Service:
     """In place of a CUDA MPS."""
 
@@ -107,16 +94,29 @@ class Service:
         self.waited += 1
 
 
-def where(job: int, report: Report) -> str:
-    return os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "without")
-
-
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Service:
     found = Service()
     monkeypatch.setattr(job_processes.PrivateMps, "start", lambda: found)
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     return found
+
+
+def test_processes_started_early_for_nothing_end_at_once(monkeypatch: pytest.MonkeyPatch, service: Service) -> None:
+    monkeypatch.setattr(job_processes, "GPU_FILES", "null")
+    monkeypatch.setattr(gpu_share, "cores", lambda: 4)
+    began = time.monotonic()
+    with pytest.raises(UserError, match="no such data"), started_early({}) as processes:  # noqa: PT012
+        assert processes is not None
+        pids = processes.pids
+        assert len(pids) == 2
+        raise UserError("no such data")
+    assert time.monotonic() - began < job_processes._PATIENCE
+    assert not any(map(is_running, pids))
+
+
+def where(job: int, report: Report) -> str:
+    return os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "without")
 
 
 def test_a_gpu_is_opened_under_mps(monkeypatch: pytest.MonkeyPatch, service: Service) -> None:
