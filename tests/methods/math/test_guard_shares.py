@@ -66,6 +66,12 @@ def test_what_a_mixture_loses_goes_to_the_own_network(is_mixed: bool) -> None:
     assert found.tolist() == pytest.approx([0.95, 0.03, 0.02] if is_mixed else [0.77, 0.03, 0.2])
 
 
+def test_no_share_is_negative_where_nothing_is_lost() -> None:
+    shares = torch.tensor([1.5e-08, 0.50449073, 0.49550936])  # 1 − the others is negative in single precision
+    assert 1 - shares[1:].sum() < 0
+    assert torch.equal(distrusted(shares, torch.ones(()), torch.tensor(True)), shares)
+
+
 def test_the_mean_ignores_padding_and_knows_no_samples() -> None:
     logs = torch.tensor([-1.0, -3.0, -100.0])
     assert mean_log(logs, torch.tensor([1.0, 1.0, 0.0])).item() == -2

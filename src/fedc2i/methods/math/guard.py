@@ -55,4 +55,5 @@ def mean_log(logs: Tensor, w: Tensor) -> Tensor:
 def distrusted(shares: Tensor, trust: Tensor, kept_is_mixed: Tensor) -> Tensor:
     """β ``(3,)`` with the mixture's share times ``trust`` ``()``, also u's if that is a mixture; v has the rest."""
     others = shares[1:] * torch.stack([trust, torch.where(kept_is_mixed, trust, 1)])
-    return torch.cat([1 - others.sum(0, keepdim=True), others])
+    lost = (shares[1:] - others).sum(0, keepdim=True)  # 1 − others could round to less than 0, which has no logarithm
+    return torch.cat([shares[:1] + lost, others])
