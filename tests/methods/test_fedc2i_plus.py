@@ -140,6 +140,62 @@ def test_without_held_out_samples_a_mixture_loses_its_share_if_it_fails_on_train
         assert after[EVIDENCE].tolist() == pytest.approx([float(own_log) + better, 10.0, -better / 2], abs=1e-5)
 
 
+@pytest.mark.parametrize("best", ["kept", "own", "trained", "mixture"])
+def test_what_held_out_samples_say_is_stored_and_used_without_them(
+    federation: Federation, model: Model, best: str
+) -> None:
+    """Temperatures, ℓ_v and how many samples it is of; then shares that the mixture, and what u follows, lose."""
+    data = place(federation)
+    held, method = data.train, FedC2IPlus()
+    sure = {"kept": 0.4, "own": 0.8, "trained": 1.6, "mixture": 32.0}  # that every sample is of the first class
+    of = {name: constant(model, [logit, 0.0, 0.0, 0.0]) for name, logit in sure.items()}
+    of[best] = constant(model, [0.0, 0.0, 0.0, -90.0])  # right: of the four classes the client has all but the last
+    start = {**method.setup(of["trained"], model), **prefixed(OWN, of["own"]), **prefixed(KEPT, of["kept"])}
+    start[EVIDENCE] = torch.tensor([-7.0, 3.0, -5.0])  # of rounds before
+    after = exchanged(make_site(model, data, held_out=held), start, of["mixture"])
+    logits = torch.stack([model.head(own, model.features(own, held.x)) for own in of.values()])
+    logs, degrees = best_logs(logits, held)
+    assert logs.sum(1).argmax() == list(of).index(best)
+    assert [own for own, name in zip(degrees.tolist(), of, strict=True) if name != best] == [
+        degree for degree, name in zip((1, 2, 4, 8), of, strict=True) if name != best
+    ]
+    assert after[DEGREES].tolist() == [degrees[1], degrees[3], degrees[list(of).index(best)]]
+    assert after[EVIDENCE].tolist() == pytest.approx([logs[1].mean().item(), len(held.y), 0.0])
+
+    own = {**after, MEASURED: torch.tensor([0.2, 0.5, 0.3]), EVIDENCE: torch.tensor([0.0, 1.0, 0.0])}
+    none = make_site(model, data, held_out=held._replace(w=torch.zeros_like(held.w)))
+    seen = exchanged(none, own, of["mixture"], held)
+    trust = seen[EVIDENCE][2].exp().item()
+    assert 0.2 < trust < 0.9
+    kept = 0.3 * (trust if best in ("trained", "mixture") else 1)
+    assert seen[SHARES].tolist() == pytest.approx([1 - 0.5 * trust - kept, 0.5 * trust, kept])
+    assert torch.equal(seen[DEGREES], after[DEGREES])
+
+
+def constant(model: Model, logits: list[float]) -> Params:
+    """A network with the same logits for every sample."""
+    weight, bias = model.head_names
+    return {**model.init(9), weight: torch.zeros_like(model.init(9)[weight]), bias: torch.tensor(logits)}
+
+
+def test_a_client_that_receives_nothing_usable_starts_from_its_own_model(federation: Federation, model: Model) -> None:
+    data = place(federation)
+    site, own = make_site(model, data, held_out=data.train), FedC2IPlus().setup(model.init(0), model)
+    broken = {name: tensor * torch.nan for name, tensor in model.init(1).items()}
+    after = exchanged(site, own, broken)
+    assert all(torch.equal(after[name], tensor) for name, tensor in model.init(0).items())
+
+
+def test_where_only_heads_are_sent_the_client_level_is_the_mean_of_the_class_level(
+    federation: Federation, model: Model
+) -> None:
+    data, sent = place(federation), stack([model.init(seed) for seed in range(3)])
+    site = make_site(model, data, relay({name: sent[name] for name in model.head_names}))
+    _, report = FedC2IPlus(guard=False, rate=9.0).personalise(model.init(0), data.train, site)
+    assert report["influence_vector"].std() > 0.001
+    assert torch.allclose(report["influence_vector"], report["influence_matrix"].mean(1))
+
+
 def test_three_networks_predict_by_their_shares(federation: Federation, model: Model) -> None:
     method, data = FedC2IPlus(), place(federation)
     networks = [model.init(seed) for seed in range(3)]

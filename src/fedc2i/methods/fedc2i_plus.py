@@ -179,8 +179,8 @@ class FedC2IPlus(Method):
         vector, matrix = descend(
             lambda params, x: site.logits({**own, **params}, x), peers, parts, self.rate, model.trainable, model.classes
         )
-        mixture = {**own, **mixed(peers, vector, matrix)}
-        start = {name: torch.where(peers.valid.any(), tensor, own[name]) for name, tensor in mixture.items()}
+        usable, mixture = peers.valid.any(), mixed(peers, vector, matrix)
+        start = {**own, **{name: torch.where(usable, tensor, own[name]) for name, tensor in mixture.items()}}
         if not peers.bodies:  # λ has nothing to mix: reports show Λ's mean
             vector = matrix.mean(1)
         return start, {"left_out": ~peers.valid, "influence_vector": vector, "influence_matrix": matrix}

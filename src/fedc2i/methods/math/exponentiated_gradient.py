@@ -81,7 +81,6 @@ def normalised(logs: Tensor, peers: Peers) -> Tensor:
     shape = (-1, *[1] * (logs.ndim - 1))
     valid, own = peers.valid.reshape(shape), peers.own.reshape(shape)
     best = torch.where(valid & ~own, logs, -torch.inf).amax(0)  # of the others
-    best = torch.where(best.isfinite(), best, 0)
     relative = torch.where(own, 0, logs - best)
     return torch.where(valid, relative, -torch.inf).softmax(0).nan_to_num(nan=0)  # nan where no model is valid
 
