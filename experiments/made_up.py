@@ -1,4 +1,4 @@
-"""Five federations that are made here to try methods on: some where sharing must help, some where it must not harm.
+"""Six federations that are made here to try methods on: some where sharing must help, some where it must not harm.
 
 Clients have no validation data, as most data of users. Other numbers are other draws. What FedC²I⁺ does without
 validation data was chosen on draws below `FIRST`; no other choice was made on these federations.
@@ -51,6 +51,18 @@ def label_skew(generator: Generator) -> Arrays:
     return _split(generator, x.astype(np.float32), y, owner, 0.5)
 
 
+def skewed_tables(generator: Generator) -> Arrays:
+    """The same digits over ten clients with 100 samples each, drawn with other odds for each class: mixtures fail."""
+    x, y = load_digits(return_X_y=True)
+    clients = {}
+    for m in range(10):
+        odds = generator.dirichlet(np.full(10, 0.4))[y]
+        rows = generator.choice(len(y), 170, replace=False, p=odds / odds.sum())
+        trained, tested = np.split(rows, [100])
+        clients[f"client {m}"] = (x[trained].astype(np.float32), y[trained], x[tested].astype(np.float32), y[tested])
+    return clients
+
+
 def by_quantile(generator: Generator) -> Arrays:
     """Scikit-learn's breast cancer over six clients, by the texture of the tissue."""
     x, y = load_breast_cancer(return_X_y=True)
@@ -68,7 +80,7 @@ def rotated(generator: Generator) -> Arrays:
 
 
 KINDS: Mapping[str, Callable[[Generator], Arrays]] = {
-    own.__name__: own for own in (one_distribution, contradiction, label_skew, by_quantile, rotated)
+    own.__name__: own for own in (one_distribution, contradiction, label_skew, skewed_tables, by_quantile, rotated)
 }
 
 
