@@ -20,6 +20,7 @@ from fedc2i.methods.fedrep import FedRep
 from fedc2i.methods.local import Local
 from fedc2i.report.contribution_report import headline, member_sentence, print_contribution, reachable, sentences
 from fedc2i.report.html import page
+from fedc2i.report.html.chart_data import chart_data
 from fedc2i.report.html.contribution import contribution_view
 from fedc2i.report.html.members import MOST_METHODS, chance_warnings, members
 from support.helpers import blank_federation, made_up
@@ -220,6 +221,33 @@ def test_warnings_of_a_comparison_name_the_method() -> None:
     assert found is not None
     assert found.warnings[-1] == "The same holds for 2 other methods."
     assert len(found.warnings) == MOST_METHODS + 1
+
+
+def test_the_run_of_the_headline_is_shown_if_it_can_be() -> None:
+    """Else the best with influence; the player of influence starts with it too."""
+    federation = blank_federation(NAMES)
+    weights = {"influence_vector": {0: [[[0.2, 0.7, 0.1], [0.3, 0.4, 0.3], [0.1, 0.8, 0.1]]]}}
+    low, high = (
+        made_up(federation, {0: [[own] * 3]}, influence=weights, key=f"fedc2i:gamma={own}") for own in (60, 70)
+    )
+    plain = made_up(federation, {0: [[50] * 3]}, method=FedAvg())
+    for alone, results in ((65, [low, plain, high]), (90, [high, plain, low])):
+        local = made_up(federation, {0: [[alone] * 3]}, method=Local())
+        found = members([local, *results], [None] * 4)
+        assert found is not None
+        assert found.title.startswith(f"{high.label}: each client alone (Local) and together, ")
+        assert chart_data([local, *results])["first"] == 1 + results.index(high)
+    winner = made_up(federation, {0: [[95] * 3]}, method=FedAvg())
+    found = members([local, low, winner], [None] * 3)
+    assert found is not None
+    assert found.title.startswith("FedAvg: ")
+    assert chart_data([local, low, winner])["first"] == 1
+    measured = members([local, low, high, winner], [None, contribution(), contribution(), None])
+    assert measured is not None
+    assert measured.title.startswith("FedAvg: ")
+    measured = members([local, low, high], [None, contribution(), contribution()])
+    assert measured is not None
+    assert measured.title.startswith(f"{high.label}: each client alone and together, ")
 
 
 def test_near_guessing_is_a_warning_of_every_method_of_a_comparison() -> None:

@@ -17,7 +17,7 @@ from fedc2i.analysis import weights
 from fedc2i.analysis.weights import domain_of, finite_mean, mean_weights
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.report.html.graph import graph_nodes
-from fedc2i.report.html.side_by_side import last_average, named
+from fedc2i.report.html.side_by_side import last_average, named, run_to_show
 from fedc2i.report.table import WHEN, metric_words
 from fedc2i.runs.results import Array, Result
 
@@ -30,6 +30,7 @@ def chart_data(results: Sequence[Result]) -> dict[str, Any]:
     """Everything the scripts draw."""
     first, words = results[0].federation, metric_words(results[0].config.metric)
     domains = list(dict.fromkeys(map(domain_of, first.names)))
+    weighed = [k for k, one in enumerate(results) if one.influence("influence_vector").size]
     return {
         "clients": list(first.names),
         "classes": list(first.classes),
@@ -37,6 +38,7 @@ def chart_data(results: Sequence[Result]) -> dict[str, Any]:
         "metric": {"name": words.name, "unit": words.unit, "points": words.points, "sign": words.sign},
         "domains": {"names": domains, "of": [domains.index(domain_of(name)) for name in first.names]},
         "runs": [_run_data(result, MOST_VALUES // len(results)) for result in results],
+        "first": run_to_show(results, weighed or range(len(results))),
     }
 
 

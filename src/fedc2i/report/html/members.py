@@ -18,7 +18,7 @@ from fedc2i.engine.records import Point
 from fedc2i.report.comparison import has_samples
 from fedc2i.report.contribution_report import UNPROVEN, first_giver, gain_of, interval_text, reachable
 from fedc2i.report.html.influence_text import client_influences
-from fedc2i.report.html.side_by_side import class_sizes, common_seeds, restricted, scarce_clients
+from fedc2i.report.html.side_by_side import class_sizes, common_seeds, restricted, run_to_show, scarce_clients
 from fedc2i.report.table import WHEN, counted, decimals, metric_words
 from fedc2i.runs.results import Result
 
@@ -56,18 +56,23 @@ class Members:
 def members(results: Sequence[Result], contributions: Sequence[Contribution | None]) -> Members | None:
     """From a contribution in a run's folder, else from a run of Local beside another; None without either.
 
-    Warnings are of all methods that are shown, if Local is one of them.
+    It is the run that the verdict names, else the best that was measured or has influence. Warnings are of all methods
+    that are shown, if Local is one of them.
     """
     local = next((one for one in results if one.method.name == LOCAL), None)
     others = [one for one in results if one.method.name not in (LOCAL, POOLED)]
-    measured = next(((one, own) for one, own in zip(results, contributions, strict=False) if own is not None), None)
-    if measured is not None:
-        chosen, found = measured[0], _of_contribution(*measured)
-    elif local is not None and others:
-        chosen = next((one for one in others if one.influence("influence_vector").size), others[0])
-        found = _against_local(chosen, local)
-    else:
+    measured = {k: own for k, own in enumerate(contributions) if own is not None}
+    beside = [k for k, one in enumerate(results) if local is not None and one.method.name not in (LOCAL, POOLED)]
+    if not measured and not beside:
         return None
+    weighed = [k for k in beside if results[k].influence("influence_vector").size]
+    place = run_to_show(results, {*measured, *beside}, measured or weighed)
+    chosen = results[place]
+    if place in measured:
+        found = _of_contribution(chosen, measured[place])
+    else:
+        assert local is not None
+        found = _against_local(chosen, local)
     rest = [] if local is None else [one for one in others if one is not chosen]
     if not rest:
         return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -139,6 +139,26 @@ def differences(results: Sequence[Result], point: Point) -> tuple[int, list[Diff
         if k != best
     ]
     return best, found
+
+
+def are_clear(found: Sequence[Difference]) -> bool:
+    """Whether the best run is clearly above every other."""
+    return bool(found) and all(one.is_clear for one in found)
+
+
+def run_to_show(results: Sequence[Result], able: Collection[int], preferred: Collection[int] = ()) -> int:
+    """The position of the run that the verdict names, if it is among those ``able`` to be shown.
+
+    Else the best after local training of the ``preferred`` ones, or of all that are able.
+    """
+    found = sorted((differences(results, point) for point in reversed(POINTS)), key=lambda own: not are_clear(own[1]))
+    sign, seeds = metric_words(results[0].config.metric).sign, common_seeds(results)
+
+    def score(place: int) -> float:
+        own = sign * last_average(restricted(results[place], seeds), "trained")[1].mean()
+        return float(own) if np.isfinite(own) else -np.inf
+
+    return next((best for best, _ in found if best in able), max(sorted(preferred or able), key=score))
 
 
 def settings_that_differ(results: Sequence[Result]) -> list[tuple[str, list[str]]]:

@@ -14,6 +14,7 @@ from fedc2i.core.errors import listed
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.report.comparison import FEW, SEEDS, diverged_notes, undefined_notes
 from fedc2i.report.html.side_by_side import (
+    are_clear,
     common_seeds,
     differences,
     last_average,
@@ -56,7 +57,7 @@ def verdict_text(results: Sequence[Result]) -> Text:
         return _one_run(results[0])
     best = {point: differences(results, point) for point in POINTS}
     leaders = {point: results[found[0]].label for point, found in best.items()}
-    clear = {point: bool(found[1]) and all(one.is_clear for one in found[1]) for point, found in best.items()}
+    clear = {point: are_clear(found) for point, (_, found) in best.items()}
     one_leader, words = len(set(leaders.values())) == 1, metric_words(results[0].config.metric)
     top = "highest" if words.sign > 0 else "lowest"
     if all(found and all(one.paired.mean == 0 for one in found) for _, found in best.values()):

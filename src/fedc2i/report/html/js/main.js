@@ -60,8 +60,7 @@ function mostHelped() {
 function begin() {
   setTheme(root.dataset.theme);
   options($("run"), DATA.runs.map((run) => run.label));
-  const measured = DATA.runs.findIndex((run) => run.measured.vector);
-  chooseRun(Math.max(0, measured));
+  chooseRun(DATA.first);
   $("run").value = state.run;
   state.at = slots().length - 1;
   state.client = mostHelped();
