@@ -210,10 +210,20 @@ def test_nothing_is_clear_below_five_seeds_and_no_method_is_dropped() -> None:
         made_up(ABC, {seed: [[40 + k] * 3] for seed in range(4)}, method=FedAvg(), key=f"fedavg:{k}") for k in range(9)
     ]
     said = verdict_text([*others, better])
-    assert said.headline.endswith("but is not clearly best.")
+    assert said.headline == (
+        "FedC²I has the highest average accuracy at both points in these 4 seeds; 5 seeds are needed to call it "
+        "clearly best."
+    )
     assert all(one.label in said.sentences[point] for one in others for point in (0, 1))
     assert "4 seeds cannot show that a run is clearly best; 5 or more can." in said.sentences
     assert not any("clearly" in sentence for sentence in said.sentences[:2])
+
+
+def test_leaders_that_differ_are_named() -> None:
+    before, after = (made_up(ABC, {0: [[60] * 3]}, lift=own, key=f"fedc2i:gamma={own}") for own in (-1, 1))
+    before.rounds[0].metrics["received"][0]["accuracy"] += 1
+    line = f"{before.label} leads before local training, {after.label} leads after local training"
+    assert verdict_text([before, after]).headline == f"No run is clearly best: {line}."
 
 
 def test_lower_is_better_for_the_loss() -> None:
@@ -240,8 +250,9 @@ def test_lower_is_better_for_the_loss() -> None:
 def test_verdict_does_not_claim_what_seeds_do_not_show() -> None:
     first = made_up(ABC, {0: [[60] * 3], 1: [[50] * 3]})
     second = made_up(ABC, {0: [[50] * 3], 1: [[59] * 3]}, method=FedAvg())
-    said = verdict_text([first, second])
-    assert said.headline == "FedC²I has the highest average accuracy at both points, but is not clearly best."
+    third = made_up(ABC, {0: [[10] * 3], 1: [[70] * 3]}, method=FedAvg(), key="fedavg:far")  # the widest interval
+    said = verdict_text([first, second, third])
+    assert said.headline.endswith("accuracy at both points, but its lead over FedAvg may be chance.")
     assert "It may be chance that it is ahead of FedAvg by 0.50 points (95 % interval " in said.sentences[0]
 
 

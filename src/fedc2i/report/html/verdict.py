@@ -14,6 +14,7 @@ from fedc2i.core.errors import listed
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.report.comparison import FEW, SEEDS, diverged_notes, undefined_notes
 from fedc2i.report.html.side_by_side import (
+    Difference,
     are_clear,
     common_seeds,
     differences,
@@ -56,6 +57,7 @@ def verdict_text(results: Sequence[Result]) -> Text:
     if len(results) == 1:
         return _one_run(results[0])
     best = {point: differences(results, point) for point in POINTS}
+    seeds, source = common_seeds(results), next((one.source for _, found in best.values() for one in found), "")
     leaders = {point: results[found[0]].label for point, found in best.items()}
     clear = {point: are_clear(found) for point, (_, found) in best.items()}
     one_leader, words = len(set(leaders.values())) == 1, metric_words(results[0].config.metric)
@@ -68,11 +70,12 @@ def verdict_text(results: Sequence[Result]) -> Text:
         places = [(WHEN[point].capitalize(), leaders[point]) for point in POINTS if clear[point]]
         line = " ".join(f"{where}, {leader} is clearly best." for where, leader in places)
     elif one_leader:
-        line = f"{leaders['trained']} has the {top} average {words.name} at both points, but is not clearly best."
+        doubt = _doubt(results, [one for _, found in best.values() for one in found])
+        line = f"{leaders['trained']} has the {top} average {words.name} at both points{doubt}."
     else:
-        line = "No run is clearly best."
+        first, then = (f"{leaders[point]} leads {WHEN[point]}" for point in POINTS)
+        line = f"No run is clearly best: {first}, {then}."
     sentences = [_best(results, point, top) for point in POINTS]
-    seeds, source = common_seeds(results), next((one.source for _, found in best.values() for one in found), "")
     if not seeds:
         sentences.append("The uncertainty is not known, as the runs share no seed.")
     elif not source:
@@ -93,6 +96,19 @@ def verdict_text(results: Sequence[Result]) -> Text:
             f"certain, at {listed(scarce)}.",
         )
     return Text(line, tuple(sentences + undefined_notes(results)), warnings)
+
+
+def _doubt(results: Sequence[Result], found: Sequence[Difference]) -> str:
+    """Why the best run is not clearly best."""
+    near = [one for one in found if one.interval and one.interval[0] <= 0]
+    if near:
+        nearest = min(near, key=lambda one: one.paired.mean)
+        return f", but its lead over {results[nearest.other].label} may be chance"
+    seeds = len(common_seeds(results))
+    if 0 < seeds <= FEW:
+        these = "this seed" if seeds == 1 else f"these {seeds} seeds"
+        return f" in {these}; {FEW + 1} seeds are needed to call it clearly best"
+    return ", but is not clearly best"
 
 
 def _best(results: Sequence[Result], point: Point, top: str) -> str:
