@@ -99,6 +99,16 @@ def test_unknown_client_and_missing_column_are_refused(run: Path, table: pandas.
         fedc2i.predict(run, "north", table.drop(columns="age"))
 
 
+def test_a_file_with_none_of_the_columns_names_them(run: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.csv"
+    new.write_text("years,gender\n60,f\n")
+    with pytest.raises(UserError, match=r"new\.csv: no column 'age', 'sex'; needed are 'age', 'sex'$"):
+        fedc2i.predict(run, "north", new)
+    new.write_text("age,sex\n")
+    with pytest.raises(UserError, match="no rows below the header"):
+        fedc2i.predict(run, "north", new)
+
+
 def test_run_without_a_table_is_refused(tmp_path: Path) -> None:
     x, y = torch.zeros(4, 3).numpy(), np.array([0, 1, 0, 1])
     fedc2i.run("local", fedc2i.from_arrays({"a": (x, y, x, y)}), rounds=1, seeds=[0], out=tmp_path / "run")
