@@ -276,7 +276,7 @@ def test_the_card_of_a_table_names_its_inputs_in_order(table_run: Path, tmp_path
 def test_whose_model_is_asked_with_the_names(run: Path) -> None:
     answer = call("export", str(run), "--out", "model.pt2")
     assert answer.code == 2
-    assert answer.err.endswith("no client '', allowed are b, site a\n")
+    assert answer.err.endswith("name the client with --client; allowed are b, site a\n")
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_category_that_the_run_never_saw_is_named(run: Path, table: pandas.Dat
 
 
 def test_whose_model_is_asked_with_the_names(run: Path) -> None:
-    with pytest.raises(UserError, match="no client '', allowed are north, south"):
+    with pytest.raises(UserError, match="name the client with --client; allowed are north, south"):
         CliRunner().invoke(app, ["predict", str(run), "new.csv"], catch_exceptions=False)
 
 

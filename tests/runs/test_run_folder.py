@@ -175,7 +175,7 @@ def test_models_load_into_a_plain_module_and_score_as_recorded(
     ("arguments", "words"),
     [
         ({"client": "z"}, r"seed0-trained\.safetensors: no client 'z', allowed are a, b, c"),
-        ({"client": ""}, "no client ''"),
+        ({"client": ""}, "name the client with --client; allowed are"),
         ({"client": "a", "seed": 1}, r"run: no models of seed 1; allowed are 0, 3$"),
         ({"client": "a", "point": "final"}, r"run: no models of seed 0; it has no models/seed\*-final\.safetensors"),
     ],

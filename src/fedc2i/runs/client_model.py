@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedc2i.core.errors import UserError, flaw, nearest, one_line
+from fedc2i.core.errors import UserError, flaw
 from fedc2i.core.files import read_json
 from fedc2i.core.params import Params
 from fedc2i.data.encoder import Encoder
@@ -24,7 +24,7 @@ from fedc2i.runs.finished_run import is_of_site, read_run, read_site_run
 from fedc2i.runs.folder import SUMMARY
 from fedc2i.runs.plan import build_model
 from fedc2i.runs.results import Result
-from fedc2i.runs.stored_models import read_model
+from fedc2i.runs.stored_models import no_client, read_model
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,7 @@ def read_client(
     """
     result = read_site_run(folder) if _is_of_site(folder) else read_run(folder)
     if client not in result.federation.names:
-        hint = nearest(client, result.federation.names)
-        allowed = ", ".join(result.federation.names)
-        raise UserError(f"{folder}: no client '{one_line(client)}'{hint}, allowed are {allowed}")
+        raise no_client(folder, client, result.federation.names)
     config, sample = result.config, result.federation.input
     if type(result.method).__name__ == "Stored":
         raise UserError(f"{folder}: its method '{config.method}' is a user's own, which cannot be exported")
@@ -106,8 +104,7 @@ def read_encoder(folder: Path, client: str, summary: Mapping[str, Any]) -> Encod
         raise UserError(f"{folder / ENCODING}: cannot be read ({flaw(error)})") from None
     names = [name for name, own in by_client.items() if own]
     if client not in names:
-        hint = nearest(client, names)
-        raise UserError(f"{folder}: no client '{one_line(client)}'{hint}, allowed are {', '.join(names)}")
+        raise no_client(folder, client, names)
     return Encoder.from_json(by_client[client])
 
 

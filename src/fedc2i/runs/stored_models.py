@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fedc2i.core.errors import UserError
+from fedc2i.core.errors import UserError, nearest, one_line
 from fedc2i.core.params import Params, Stacked
 from fedc2i.data.remote import SITES
 from fedc2i.engine.records import Point
@@ -25,8 +25,16 @@ def read_model(folder: Path | str, client: str, seed: int = 0, point: Point = "t
     """
     path, by_client = models_of(Path(folder), seed, point)
     if client not in by_client:
-        raise UserError(f"{path}: no client '{client}', allowed are {', '.join(sorted(by_client))}")
+        raise no_client(path, client, sorted(by_client))
     return by_client[client]
+
+
+def no_client(where: Path, client: str, names: Sequence[str]) -> UserError:
+    """What is wrong with a client's name: there is none, or nobody has it."""
+    allowed = f"allowed are {', '.join(names)}"
+    if not client:
+        return UserError(f"{where}: name the client with --client; {allowed}")
+    return UserError(f"{where}: no client '{one_line(client)}'{nearest(client, names)}, {allowed}")
 
 
 def read_models(folder: Path, clients: tuple[str, ...], seed: int) -> Stacked:
