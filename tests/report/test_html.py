@@ -355,7 +355,13 @@ def test_runs_that_are_not_finished_are_missed(runs: Path) -> None:
     (runs / "fedavg" / "summary.json").unlink()
     answer = call("report", "runs")
     assert answer.code == 0, answer.err
-    assert "runs: 1 of its runs is not finished, and not in the page" in answer.err
+    resume = "if it was interrupted, `fedc2i resume {}` resumes it"
+    assert f"runs: 1 of its runs is not finished, and not in the page; {resume.format('runs')}" in answer.err
+    (runs / "fedc2i-gamma=2.0" / "summary.json").unlink()
+    for folder in ("runs", "runs/fedavg"):
+        answer = call("report", folder)
+        assert answer.code == 2
+        assert answer.err == f"fedc2i: error: {folder}: not finished; {resume.format(folder)}\n"
 
 
 def test_a_name_cannot_speak_to_the_terminal(runs: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedc2i.cli.shared import Json, runs_below
+from fedc2i.cli.shared import Json, how_to_resume, runs_below
 from fedc2i.core.errors import one_line
 from fedc2i.core.files import to_json
 
@@ -70,4 +70,5 @@ def _left(folder: Path) -> str:
     from fedc2i.runs.interrupted_run import is_comparison, unfinished
 
     left = unfinished(folder) if is_comparison(folder) else 0
-    return f"{folder}: {left} of its runs {'is' if left == 1 else 'are'} not finished, and not in the page" * bool(left)
+    what = f"{left} of its runs {'is' if left == 1 else 'are'} not finished, and not in the page"
+    return f"{folder}: {what}; {how_to_resume(folder)}" if left else ""

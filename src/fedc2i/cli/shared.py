@@ -136,12 +136,21 @@ def runs_below(folder: Path) -> list[Path]:
     if not found:
         if not folder.exists():
             raise UserError(f"{folder}: no such folder")
+        from fedc2i.runs.interrupted_run import is_comparison
+
+        if is_comparison(folder) or (folder / "config.toml").is_file():
+            raise UserError(f"{folder}: not finished; {how_to_resume(folder)}")
         raise UserError(f"{folder}: no finished run here; a run folder has a summary.json, a comparison such folders")
     try:
         order = [slug(key) for key in loads((folder / "comparison.json").read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return found
     return sorted(found, key=lambda run: order.index(run.name) if run.name in order else len(order))
+
+
+def how_to_resume(folder: Path) -> str:
+    """The command for a run that may have been interrupted."""
+    return f"if it was interrupted, `fedc2i resume {shlex.quote(str(folder))}` resumes it"
 
 
 def console_for(least: int = 120) -> Console:
