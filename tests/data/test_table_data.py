@@ -129,8 +129,11 @@ def test_folders_of_clients_and_of_parts(tmp_path: Path) -> None:
 
 def test_split_by_a_column(tmp_path: Path) -> None:
     table = patients(part=["train"] * 8 + ["val", "test"] + ["train"] * 8 + ["validation", "test"])
-    samples = load_csv(tmp_path, table, split="part").samples()
-    assert samples["south"] == {"train": 8, "validation": 1, "test": 1}
+    federation = load_csv(tmp_path, table, split="part")
+    assert federation.samples()["south"] == {"train": 8, "validation": 1, "test": 1}
+    by_site = {name: own.drop(columns="site") for name, own in table.groupby("site")}
+    assert from_table(table, target="ill", clients="site", split="part").checksums == federation.checksums
+    assert from_table(by_site, target="ill", split="part").checksums == federation.checksums
 
 
 def test_category_of_the_test_part_alone_sets_no_indicator(tmp_path: Path) -> None:

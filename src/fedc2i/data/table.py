@@ -171,6 +171,7 @@ def from_table(
     target: str,
     clients: str | None = None,
     *,
+    split: str | None = None,
     name: str = "table",
     scale: str = "client",
     seed: int = 0,
@@ -181,10 +182,11 @@ def from_table(
         table: one DataFrame, whose column ``clients`` names each row's client, or DataFrames by client.
         target: the column to predict; rows without it are ignored.
         clients: the column with the clients' names, for one DataFrame.
+        split: the column that says train, validation or test; else rows are divided 70/10/20.
         name: the federation's name.
         scale: numbers are standardised by the client's own training rows (``client``), by those of all clients
             (``federated``), or not (``none``).
-        seed: of the split into training, validation and test.
+        seed: of the split into training, validation and test, where no column says it.
 
     Raises:
         UserError: for columns that are missing or cannot be encoded, or a client with too few rows.
@@ -196,8 +198,8 @@ def from_table(
         ('A', 'B')
     """
     check_scale(scale)
-    column = None if clients is None else str(clients)
-    options = DataOptions(scale=scale, target=str(target), clients=column, seed=seed)  # type: ignore[arg-type]
+    column, part = (None if own is None else str(own) for own in (clients, split))
+    options = DataOptions(scale=scale, target=str(target), clients=column, split=part, seed=seed)  # type: ignore[arg-type]
     if isinstance(table, Mapping):
         return build(name, {str(client): {"": _named(name, own)} for client, own in table.items()}, options)
     return build(name, _by_column(name, _named(name, table), options), options)
