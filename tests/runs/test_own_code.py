@@ -31,7 +31,10 @@ LATE = """    def loss(self, params, batch, site):
 """
 SLIPS = {
     "in a hook": (KEY, rf"own\.py:{FIRST + 1}, loss: KeyError: 'proto'$"),
-    "arguments": (ARITY, r"own\.py: TypeError: Own\.loss\(\) takes 3 .* 4 were given \(at `.*method\.loss\(.*`\)$"),
+    "arguments": (
+        ARITY,
+        r"own\.py:6: Own\.loss takes \(self, params, batch\), it needs \(self, params, batch, site\)$",
+    ),
     "what is returned": (ONE, r"own\.py: ValueError: not enough values to unpack .* \(at `.*method\.combine\(.*`\)$"),
     "before the run": (SETUP, rf"own\.py:{FIRST + 1}, setup: KeyError: 'proto'$"),
     "options": (CHECKED, rf"own\.py:{FIRST + 1}, __post_init__: AttributeError: 'Own' object has no attribute"),
@@ -93,6 +96,8 @@ def test_slip_that_would_be_silent(federation: Federation, slip: str) -> None:
 
 def test_helpers_and_constants_are_no_slips(federation: Federation) -> None:
     plain = OWN.partition("\n")[2] + "    limit: ClassVar[int] = 3\n    def weigh(self):\n        return self.limit\n"
+    plain += "    def loss(self, p, *rest):\n        return super().loss(p, *rest)\n"
+    plain += "    def weights(self, sent, power=1):\n        return super().weights(sent) ** power\n"
     Path("own.py").write_text(HEADER + plain)
     assert run("own.py:Own", federation, rounds=1, epochs=1, seeds=[0]).label == "Own"
 

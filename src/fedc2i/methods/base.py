@@ -147,8 +147,11 @@ class Method:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         for name, own in vars(cls).items():
-            is_new = inspect.isfunction(own) and not name.startswith("_") and not hasattr(super(cls, cls), name)
-            if is_new and (hint := nearest(name, vars(Method), LIKENESS)):
+            if not inspect.isfunction(own) or name.startswith("_"):
+                continue
+            if inspect.isfunction(hook := vars(Method).get(name)):
+                _require_arguments(own, hook)
+            elif not hasattr(super(cls, cls), name) and (hint := nearest(name, vars(Method), LIKENESS)):
                 raise UserError(f"{cls.__qualname__}.{name} is never called{hint}; a helper's name starts with _")
         if {"combine", "weights"} & vars(cls).keys() and "needs_only_mean" not in vars(cls):
             cls.needs_only_mean = False
@@ -228,6 +231,16 @@ class Method:
     def weights(self, uploads: Uploads) -> Tensor:
         """``(K,)`` weights of the mean, summing to one: equal."""
         return uniform(len(uploads.clients), uploads.samples.to(torch.float32))
+
+
+def _require_arguments(own: Callable[..., object], hook: Callable[..., object]) -> None:
+    """Refuses a function that cannot be called as the hook is: by position, so its arguments may have other names."""
+    takes, needs = inspect.signature(own), inspect.signature(hook)
+    try:
+        takes.bind(*needs.parameters)
+    except TypeError:
+        what, wanted = (f"({', '.join(one.parameters)})" for one in (takes, needs))
+        raise UserError(f"{own.__qualname__} takes {what}, it needs {wanted}") from None
 
 
 def _checked(post_init: Callable[[Method], None]) -> Callable[[Method], None]:
