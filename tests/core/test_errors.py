@@ -47,6 +47,12 @@ def test_case_does_not_matter_and_the_true_spelling_is_shown() -> None:
     assert nearest("hospitl", ("AGE", "HOSPITAL")) == " (did you mean 'HOSPITAL'?)"
 
 
+def test_swapped_letters_are_the_nearest() -> None:
+    """By likeness, esat is as near to west as to east."""
+    for allowed in (("east", "west"), ("west", "test", "rest", "best", "east")):
+        assert nearest("esat", allowed) == " (did you mean 'east'?)"
+
+
 def test_an_extra_is_installed_with_and_without_a_clone() -> None:
     root = Path(__file__).parents[2]
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]

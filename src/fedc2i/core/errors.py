@@ -50,9 +50,10 @@ def flaw(error: Exception) -> str:
 
 def nearest(name: object, allowed: Iterable[str], likeness: float = 0.7) -> str:
     """`` (did you mean 'gamma'?)`` for a name that looks like a mistyped one, else an empty string."""
-    spelled = {one.lower(): one for one in allowed}
-    found = difflib.get_close_matches(one_line(name, 60).lower(), [*spelled], n=1, cutoff=likeness)
-    return f" (did you mean '{one_line(spelled[found[0]], 80)}'?)" if found and spelled[found[0]] != name else ""
+    spelled, typed = {one.lower(): one for one in allowed}, one_line(name, 60).lower()
+    close = difflib.get_close_matches(typed, [*spelled], n=10, cutoff=likeness)
+    close.sort(key=lambda one: sorted(one) != sorted(typed))  # first the same letters in another order: esat is east
+    return f" (did you mean '{one_line(spelled[close[0]], 80)}'?)" if close and spelled[close[0]] != name else ""
 
 
 def how_to_install(extra: str) -> str:
