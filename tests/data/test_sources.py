@@ -70,3 +70,15 @@ def test_a_folder_that_exists_is_recognised(
     (tmp_path / "pacs" / file).touch()
     with pytest.raises(UserError, match=rf" \(did you mean '{meant}'\?\), allowed are"):
         load("pacs")
+
+
+def test_a_table_is_recognised_by_its_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    hint = r"'wine\.csv' is unknown \(did you mean 'table:wine\.csv'\?{}\), allowed are"
+    with pytest.raises(UserError, match=hint.format(r" There is no such file\.")):
+        load("wine.csv")
+    with pytest.raises(UserError, match=r"'tabel' is unknown \(did you mean 'table'\?\), allowed are"):
+        load("tabel:wine.csv")
+    (tmp_path / "wine.csv").touch()
+    with pytest.raises(UserError, match=hint.format("")):
+        load("wine.csv")

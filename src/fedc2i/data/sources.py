@@ -86,17 +86,17 @@ def shows_images(federation: Federation) -> bool:
 
 
 def _hint(spec: str) -> str:
-    """What the user may have meant: a file or folder that exists, or a similar name."""
+    """What the user may have meant: a file of a table, a folder that exists, or a similar name."""
     from fedc2i.data.table_reader import SUFFIXES
 
     path = Path(spec)
     try:
-        kind = "table" if path.is_file() and path.suffix.lower() in SUFFIXES else None
+        kind = "table" if path.suffix.lower() in SUFFIXES and (":" not in spec or path.is_file()) else None
         if spec and path.is_dir():
             suffixes = {child.suffix.lower() for child in path.iterdir()}
             kind = "arrays" if ".npz" in suffixes else "table" if suffixes & set(SUFFIXES) else "folder"
         if kind:
-            return f" (did you mean '{kind}:{spec}'?)"
+            return f" (did you mean '{kind}:{spec}'?{'' if path.exists() else ' There is no such file.'})"
     except (OSError, ValueError):  # no name that a file can have
         pass
     return nearest(spec.partition(":")[0], SOURCES)
