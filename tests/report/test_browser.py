@@ -302,6 +302,15 @@ def test_equal_weights_of_one_run_stay_pale(driver: Any, tmp_path: Path) -> None
     key_numbers_in_rows(page, 6)
 
 
+def test_the_player_starts_with_the_best_run_that_has_influence(driver: Any, tmp_path: Path) -> None:
+    one = np.full((1, 2, 2), 0.5)
+    worse, better = (
+        made_up(blank_federation("ab"), {0: [[own] * 2]}, influence={"influence_vector": {0: one}}) for own in (50, 60)
+    )
+    page = Page(driver, report.write([worse, better], tmp_path / "two.html")).open()
+    assert page.js("return document.getElementById('run').value") == "1"
+
+
 @pytest.mark.parametrize("size", [NARROW, WIDE], ids=["390", "1440"])
 def test_nothing_is_wider_than_the_window(opened: Page, size: tuple[int, int]) -> None:
     opened.open(size)
