@@ -93,7 +93,7 @@ def test_bf16_stays_bf16() -> None:
 @needs_kernels
 @pytest.mark.parametrize("first", [0, 1], ids=["images", "weights alone"])
 def test_a_gradient_of_a_gradient(first: int) -> None:
-    """For a loss that holds one, such as a penalty; images that a model is given have none."""
+    """For a loss that holds one, such as a penalty; images that a model is given have none, weights are used twice."""
     pytest.importorskip("triton")
     from fedc2i.engine.executors.stacked import gpu_norms
 
@@ -101,7 +101,7 @@ def test_a_gradient_of_a_gradient(first: int) -> None:
     for norm in (gpu_norms.group_norm, F.group_norm):
         leaves = leaves_of(2, 8, 3, 3)
         leaves[0].requires_grad_(first == 0)
-        out: Tensor = norm(leaves[0], 2, *leaves[1:], 1e-5)
+        out: Tensor = norm(norm(leaves[0], 2, *leaves[1:], 1e-5), 4, *leaves[1:], 1e-5)
         (slope,) = torch.autograd.grad(out.square().sum(), leaves[first : first + 1], create_graph=True)
         found.append(torch.autograd.grad(slope.square().sum(), leaves[first:]))
     for got, want in zip(*found, strict=True):
@@ -162,11 +162,47 @@ def test_a_gradient_of_a_convolution_s_gradient() -> None:
     found = []
     for convolve in (gpu_products.convolution, torch.conv2d):
         x = noise(2, 4, 5, 5).contiguous(memory_format=torch.channels_last)
-        weight = noise(3, 4, 3, 3, seed=1).requires_grad_()
-        out = convolve(x, weight, None, (1, 1), (1, 1), (1, 1))
+        weight = noise(4, 4, 3, 3, seed=1).requires_grad_()
+        out = convolve(convolve(x, weight, None, *[(1, 1)] * 3), weight, None, *[(1, 1)] * 3)  # one weight for both
         (slope,) = torch.autograd.grad(out.square().sum(), [weight], create_graph=True)
         found.append(torch.autograd.grad(slope.square().sum(), [weight])[0])
     assert distance(*found) < 1e-4
+
+
+class Again(torch.autograd.Function):
+    """An operation of torch with gradients as our kernels have them, where they have gradients themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, operation: Any, *inputs: Tensor | None) -> Tensor:
+        ctx.operation = operation
+        ctx.save_for_backward(*inputs)
+        return operation(*inputs)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
+        with torch.enable_grad():
+            return None, *kernel_support.second_order(ctx.operation, ctx.saved_tensors, grad_output)
+
+
+@pytest.mark.parametrize("needs_grad", [True, False], ids=["images", "weights alone"])
+@pytest.mark.parametrize("layer", ["norm", "convolution", "without bias"])
+def test_a_gradient_of_a_gradient_of_a_weight_used_twice(layer: str, needs_grad: bool) -> None:
+    """The first layer's share comes from the first layer, not also from the second."""
+
+    def operation(*inputs: Any) -> Tensor:
+        return F.group_norm(inputs[0], 2, *inputs[1:]) if layer == "norm" else torch.conv2d(*inputs, padding=1)
+
+    shape = (4,) if layer == "norm" else (4, 4, 3, 3)
+    x, weight, bias = (noise(*own, seed=k).double() for k, own in enumerate(((2, 4, 5, 5), shape, (4,))))
+    rest = (weight, None if layer == "without bias" else bias)
+    wanted = [own.requires_grad_() for own in (*[x] * needs_grad, *rest) if own is not None]
+    found = []
+    for own in (lambda *inputs: Again.apply(operation, *inputs), operation):
+        out = own(own(x, *rest).square(), *rest)
+        slopes = torch.autograd.grad(out.square().mean(), wanted, create_graph=True)
+        found.append([*slopes, *torch.autograd.grad(sum(slope.square().sum() for slope in slopes), wanted)])
+    for got, want in zip(*found, strict=True):
+        assert torch.allclose(got, want)
 
 
 def test_large_patches_are_left_to_torch() -> None:

@@ -56,8 +56,11 @@ class _GroupNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
         x, weight, bias, mean, scale = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of this gradient is wanted: torch's operations have one
-            out = F.group_norm(x.to(weight.dtype), ctx.groups, weight, bias, ctx.eps)
-            dx, dw, db = second_order(out, (x, weight, bias), grad_output)
+            dx, dw, db = second_order(
+                lambda x, w, b: F.group_norm(x.to(w.dtype), ctx.groups, w, b, ctx.eps),
+                (x, weight, bias),
+                grad_output,
+            )
             return dx, None, dw, db, None
         grad_output = grad_output.to(x.dtype).contiguous(memory_format=torch.channels_last)
         out, sums = torch.empty_like(x), torch.empty(2, *x.shape[:2], device=x.device)

@@ -64,8 +64,8 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
         x, weight, bias, patches = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of this gradient is wanted: torch's operations have one
-            out = torch.conv2d(x, weight, bias, *ctx.geometry)
-            return *second_order(out, (x, weight, bias), grad_output), None, None, None
+            found = second_order(lambda *own: torch.conv2d(*own, *ctx.geometry), (x, weight, bias), grad_output)
+            return *found, None, None, None
         slope = grad_output.permute(0, 2, 3, 1).reshape(-1, len(weight))
         dx = dw = db = None
         if ctx.needs_input_grad[0]:

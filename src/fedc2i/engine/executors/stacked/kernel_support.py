@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Protocol
@@ -68,12 +68,18 @@ def uses() -> int:
     return _uses
 
 
-def second_order(out: Tensor, inputs: Sequence[Tensor | None], grad_output: Tensor) -> list[Tensor | None]:
-    """The gradients of an operation of torch that have gradients themselves; None for inputs that need none."""
-    needed = [own is not None and own.requires_grad for own in inputs]
-    leaves = [own for own, is_leaf in zip(inputs, needed, strict=True) if own is not None and is_leaf]
-    found = iter(torch.autograd.grad(out, leaves, grad_output.to(out.dtype), create_graph=True))
-    return [next(found) if is_leaf else None for is_leaf in needed]
+def second_order(
+    operation: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad_output: Tensor
+) -> list[Tensor | None]:
+    """The gradients of an operation of torch that have gradients themselves; None for inputs that need none.
+
+    Aliases end the way back at the inputs: images may have been made with the very same weights.
+    """
+    own = [given.view_as(given) if given is not None and given.requires_grad else given for given in inputs]
+    wanted = [given for given in own if given is not None and given.requires_grad]
+    out = operation(*own)
+    found = iter(torch.autograd.grad(out, wanted, grad_output.to(out.dtype), create_graph=True))
+    return [next(found) if given is not None and given.requires_grad else None for given in own]
 
 
 @cache
