@@ -18,6 +18,7 @@ from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors import captured, choice
 from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor
+from fedc2i.engine.executors.captured_steps import CapturedSteps
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.base import Download
 from fedc2i.methods.fedavg import FedAvg
@@ -162,6 +163,45 @@ def test_steps_that_draw_random_numbers_take_turns(
     assert all(torch.equal(got.params[name], tensor) for name, tensor in want.params.items())
     assert [bool(track.steps) for track in executor._tracks] == [True, kind is Net]
     assert executor._tracks[0].draws is (kind is DropoutNet)
+
+
+@pytest.mark.parametrize("full", [0, 1], ids=["first", "second"])
+def test_a_track_without_memory_leaves_the_clients_to_the_first(
+    monkeypatch: pytest.MonkeyPatch, net: Model, make_federation: Callable[..., Federation], full: int
+) -> None:
+    """Whichever it is: alone, the first has all the memory. There the same clients get the same bits."""
+    federation, failed = make_federation((8, 8, 8, 8)), []
+    data = [ClientData.place(client, 4, torch.device("cpu")) for client in federation.clients]
+    executor, plain = captured.CapturedExecutor(data), LoopedExecutor(data)
+    executor._tracks = tracks = [captured.Track(torch.device("cpu")) for _ in range(2)]
+    (first, second), run = tracks, CapturedSteps.run
+
+    def limited(self: CapturedSteps, *given: Any) -> Any:
+        if self in (second.steps if full else first.steps).values() and second.steps:
+            failed.append(self)
+            raise torch.OutOfMemoryError
+        return run(self, *given)
+
+    monkeypatch.setattr(CapturedSteps, "run", limited)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60, 100))
+    context = RunContext(FedAvg(), net, TrainingSettings(batch_size=4), 1, 0)
+    batch = ClientBatch(context, (0, 1, 2, 3), context.first_models(federation.names, "common"), Download(), 1)
+    (got,), (want,) = (own.train([batch], True) for own in (executor, plain))
+    assert all(torch.equal(got.params[name], tensor) for name, tensor in want.params.items())
+    assert len(failed) == len(tracks) == 1
+    assert failed[0] not in first.steps.values()  # it may lack a part of its memory
+
+
+def test_a_client_that_does_not_fit_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, net: Model, make_federation: Callable[..., Federation]
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(CapturedSteps, "run", full)
+    monkeypatch.setattr(choice, "LoopedExecutor", captured.CapturedExecutor)
+    with pytest.raises(UserError, match="a single client does not fit into the device's memory; use device=cpu"):
+        trained(net, make_federation((4, 4)))
 
 
 def test_large_models_are_not_stacked(

@@ -9,7 +9,7 @@ take turns in tracks that run side by side, since a small kernel leaves a part o
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -50,7 +50,8 @@ class CapturedExecutor(LoopedExecutor):
         for k, m in enumerate(batch.clients):
             track = self._track(k)
             with track.entered():  # what is made for a client is then freed in the order of its track
-                client, received = _CapturedClient(batch.context, self._data[m], on_device[k], track), download.to(m)
+                client = _CapturedClient(batch.context, self._data[m], on_device[k], track, self._first_alone)
+                received = download.to(m)
             yield client, row(batch.params, k), received, positions[k]
 
     def _track(self, turn: int) -> Track:
@@ -65,6 +66,22 @@ class CapturedExecutor(LoopedExecutor):
             return track
         free, total = torch.cuda.mem_get_info(self._device)
         return track if free > _FREE * total else first
+
+    def _first_alone(self) -> Track:
+        """The first track, after memory ran out: all graphs are dropped, and the other tracks are not used again.
+
+        Raises:
+            UserError: if there is no other track.
+        """
+        if len(self._tracks) == 1:
+            raise UserError("a single client does not fit into the device's memory; use device=cpu")
+        for track in self._tracks:
+            track.join()
+            track.steps.clear()
+        del self._tracks[1:]
+        gc.collect()
+        torch.cuda.empty_cache()
+        return self._tracks[0]
 
     def _stacked(self, models: Sequence[Params]) -> Stacked:
         for track in self._tracks:
@@ -112,11 +129,13 @@ class Track:
 
 
 class _CapturedClient(LocalClient):
-    """A client whose local training runs over `CapturedSteps`, in a track."""
+    """A client whose local training runs over `CapturedSteps`, in a track; if memory runs out, in ``on_full()``."""
 
-    def __init__(self, context: RunContext, data: ClientData, position: Tensor, track: Track) -> None:
+    def __init__(
+        self, context: RunContext, data: ClientData, position: Tensor, track: Track, on_full: Callable[[], Track]
+    ) -> None:
         super().__init__(context, data)
-        self._position, self._track = position, track
+        self._position, self._track, self._on_full = position, track, on_full
 
     def _site(self, received: Params, position: int | Tensor, round: int) -> Site:
         return super()._site(received, self._position, round)  # on the device already
@@ -140,6 +159,14 @@ class _CapturedClient(LocalClient):
 
     def train(self, start: Params, received: Params, position: int, round: int) -> Params:
         """See `LocalClient.train`."""
+        try:
+            return self._trained(start, received, round)
+        except torch.OutOfMemoryError:
+            pass  # the error holds tensors of the step, so what follows is outside
+        self._track = self._on_full()
+        return self.train(start, received, position, round)
+
+    def _trained(self, start: Params, received: Params, round: int) -> Params:
         context, params = self.context, start
         tensors = {"counts": self.data.counts, "position": self._position, "received": received, "start": start}
         for number, (phase, epochs) in enumerate(context.run_phases(context.epochs(self.data, round))):
@@ -155,9 +182,6 @@ class _CapturedClient(LocalClient):
             ):
                 steps = self._track.steps_for(context, number, names, params, site, round)
                 before = seeding.state(self._device)
-                try:
-                    params = steps.run(params, tensors, self.data.train, batches)
-                except torch.OutOfMemoryError:
-                    raise UserError("a single client does not fit into the device's memory; use device=cpu") from None
+                params = steps.run(params, tensors, self.data.train, batches)
                 self._track.draws |= not torch.equal(before, seeding.state(self._device))
         return params
