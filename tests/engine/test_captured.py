@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from fedc2i import Federation, Method, Model, UserError, split
-from fedc2i.core.params import row
+from fedc2i.core.params import Params, row
 from fedc2i.core.seeding import repeatable
 from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.engine.client import ClientData, RunContext
@@ -20,7 +20,7 @@ from fedc2i.engine.executors import captured, choice
 from fedc2i.engine.executors.base import ClientBatch, LoopedExecutor
 from fedc2i.engine.executors.captured_steps import CapturedSteps
 from fedc2i.engine.simulator import simulate
-from fedc2i.methods.base import Download
+from fedc2i.methods.base import Download, Phase, Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.models.networks import build
 from fedc2i.training import local
@@ -130,6 +130,57 @@ def test_a_gpu_s_group_norm_and_products_are_those_of_a_cpu(make_federation: Cal
     got, want = (simulate(FedAvg(), model, federation, how, [0], kind)[0].trained for kind in ("cuda", "cpu"))
     for name, tensor in want.items():
         assert torch.allclose(got[name].cpu(), tensor, rtol=0.01, atol=1e-4), name
+
+
+@dataclass(frozen=True)
+class RoundLoss(FedAvg):
+    """Reads the round in its second phase."""
+
+    def phases(self, epochs: int) -> tuple[Phase, ...]:
+        return Phase(1, "head"), Phase(epochs - 1)
+
+    def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
+        return super().loss(params, batch, site) * (site.round if site.training else 1)
+
+
+def test_a_loss_that_reads_the_round_has_that_of_its_round(
+    monkeypatch: pytest.MonkeyPatch, net: Model, make_federation: Callable[..., Federation]
+) -> None:
+    how = EngineSettings(rounds=3, epochs=2, batch_size=4, optimizer="sgd", lr=0.05, executor="looped")
+    plain = simulate(RoundLoss(), net, make_federation((8, 6)), how, (0, 3))
+    monkeypatch.setattr(choice, "LoopedExecutor", captured.CapturedExecutor)
+    assert_same_end(simulate(RoundLoss(), net, make_federation((8, 6)), how, (0, 3)), plain)
+
+
+def test_a_track_keeps_the_steps_of_each_phase_for_the_last_shapes_alone(
+    monkeypatch: pytest.MonkeyPatch, net: Model, make_federation: Callable[..., Federation]
+) -> None:
+    """They are made again where something else is received, and every round for the phase that reads the round."""
+    federation, made = make_federation((8, 8)), []
+    monkeypatch.setattr(captured, "CapturedSteps", lambda *given: made.append(given) or CapturedSteps(*given))
+    executor = captured.CapturedExecutor([ClientData.place(own, 4, torch.device("cpu")) for own in federation.clients])
+    context = RunContext(RoundLoss(), net, TrainingSettings(batch_size=4), 3, 0)
+    models = context.first_models(federation.names, "common")
+    downloads, counts = (Download(), Download(shared=row(models, 0)), Download(shared=row(models, 1))), []
+    for round, download in enumerate(downloads, 1):
+        executor.train([ClientBatch(context, (0, 1), models, download, round)], False)
+        assert sorted(key[0] for key in executor._tracks[0].steps) == [0, 1]  # phases
+        counts.append(len(made))
+    assert counts == [3, 5, 6]  # in round 1 the first client's loss tells that it reads the round
+
+
+def test_some_sizes_of_batches_have_a_graph(net: Model, make_federation: Callable[..., Federation]) -> None:
+    """Others are trained without."""
+    federation = make_federation(tuple(range(4, 14)))
+    data = [ClientData.place(client, 4, torch.device("cpu")) for client in federation.clients]
+    executor = captured.CapturedExecutor(data)
+    context = RunContext(FedAvg(), net, TrainingSettings(batch_size=16), 1, 0)
+    models = context.first_models(federation.names, "common")
+    batch = ClientBatch(context, tuple(range(10)), models, Download(), 1)
+    (got,), (want,) = (own.train([batch], False) for own in (executor, LoopedExecutor(data)))
+    assert all(torch.equal(got.params[name], tensor) for name, tensor in want.params.items())
+    (steps,) = executor._tracks[0].steps.values()
+    assert list(steps._graphs) == list(range(4, 12))
 
 
 def test_a_second_track_needs_memory(
