@@ -67,12 +67,17 @@ def test_only_as_many_as_fit_into_the_gpu(plan: Plan, monkeypatch: pytest.Monkey
     assert processes_for(plan.config, [plan]) == 1
 
 
-@pytest.mark.parametrize("settings", [{"device": "cpu"}, {"workers": "1"}, {"workers": "many"}, {"workers": "-1"}])
+def give_cores(patch: pytest.MonkeyPatch, count: int) -> None:
+    for module in (gpu_share, job_processes):
+        patch.setattr(module, "cores", lambda: count)
+
+
+@pytest.mark.parametrize("settings", [{"device": "cpu"}, *({"workers": own} for own in ("1", "many", "-1", "5000"))])
 def test_nothing_is_started_early_where_it_is_not_needed(
     settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_processes, "GPU_FILES", "null")
-    monkeypatch.setattr(gpu_share, "cores", lambda: 16)
+    give_cores(monkeypatch, 16)
     monkeypatch.setattr(job_processes, "JobProcesses", None)
     with started_early(settings) as processes:
         assert processes is None
@@ -104,7 +109,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Service:
 
 def test_processes_started_early_for_nothing_end_at_once(monkeypatch: pytest.MonkeyPatch, service: Service) -> None:
     monkeypatch.setattr(job_processes, "GPU_FILES", "null")
-    monkeypatch.setattr(gpu_share, "cores", lambda: 4)
+    give_cores(monkeypatch, 4)
     began = time.monotonic()
     with pytest.raises(UserError, match="no such data"), started_early({}) as processes:  # noqa: PT012
         assert processes is not None

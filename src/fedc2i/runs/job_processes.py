@@ -18,6 +18,7 @@ from typing import Any
 import cloudpickle
 
 from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.settings import cores
 from fedc2i.runs.cuda_mps import PrivateMps
 from fedc2i.runs.gpu_share import most_processes
 from fedc2i.runs.job_process import JobProcess, Report, State
@@ -55,11 +56,12 @@ def side_by_side(
 def started_early(settings: Mapping[str, str]) -> Iterator[JobProcesses | None]:
     """Processes for the GPU that these settings will use; None where they surely use none, or one process does all.
 
-    A device file says whether there is a GPU: torch, which knows better, takes seconds to import.
+    Nor are more processes than cores started early: the settings have not been validated yet. A device file says
+    whether there is a GPU: torch, which knows better, takes seconds to import.
     """
     workers = settings.get("workers", "0")
     count = most_processes(int(workers)) if workers.isdecimal() else 1  # wrong ones are refused later
-    if count < 2 or settings.get("device", "auto") == "cpu" or not any(Path("/dev").glob(GPU_FILES)):
+    if not 2 <= count <= cores() or settings.get("device", "auto") == "cpu" or not any(Path("/dev").glob(GPU_FILES)):
         yield None
         return
     with JobProcesses(count, on_gpu=True) as processes:
