@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -159,6 +160,18 @@ def test_others_take_the_place_of_those_that_cannot_open_it_under_mps(
         assert len(pids) <= 3
         assert within(30, lambda: not any(map(is_running, first - set(pids))))
     assert not any(map(is_running, pids))
+    assert (service.ended, service.waited) == (1, 1)
+
+
+def test_another_that_cannot_be_started_is_one_line(monkeypatch: pytest.MonkeyPatch, service: Service) -> None:
+    def open_gpu() -> None:
+        raise RuntimeError("CUDA error: device busy")
+
+    monkeypatch.setattr(gpu_share, "open_gpu", open_gpu)
+    with JobProcesses(1, on_gpu=True) as processes:
+        monkeypatch.setattr(job_processes, "JobProcess", Mock(side_effect=BlockingIOError(11, "no more")))
+        with pytest.raises(UserError, match=r"a process cannot be started \(.*no more\); try --workers 1"):
+            list(processes.work(where, range(2)))
     assert (service.ended, service.waited) == (1, 1)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from fedc2i.core.errors import UserError
-from fedc2i.runs.job_process import Report
+from fedc2i.runs import job_processes
+from fedc2i.runs.job_process import JobProcess, Report
 from fedc2i.runs.job_processes import JobProcesses, side_by_side
 from support.processes import is_running, within
 
@@ -68,6 +69,22 @@ def test_errors_come_back_and_the_others_are_stopped() -> None:
 def test_a_process_that_ends_is_one_line(end: Callable[[], None], said: str) -> None:
     with pytest.raises(UserError, match=said):
         list(side_by_side(lambda job, report: end(), range(2), 2))
+
+
+def test_a_process_that_cannot_be_started_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were started before it end."""
+    started: list[JobProcess] = []
+
+    def start(*given: Any) -> JobProcess:
+        if started:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(JobProcess(*given))
+        return started[0]
+
+    monkeypatch.setattr(job_processes, "JobProcess", start)
+    with pytest.raises(UserError, match=r"a process cannot be started \(.*unavailable\); try --workers 1"):
+        JobProcesses(3)
+    assert not is_running(started[0].pid)
 
 
 def test_work_that_is_abandoned_does_not_answer_later_jobs() -> None:

@@ -79,11 +79,11 @@ class JobProcesses:
         self._ending: list[JobProcess] = []
         try:
             for _ in range(count):
-                self._usable.append(JobProcess(on_gpu, self._mps))
-        except OSError as error:
+                self._start(self._mps)
+        except UserError:
             self.end()
             self.wait()
-            raise UserError(f"{count} processes cannot be started ({one_line(error)}); try --workers 1") from None
+            raise
 
     @property
     def pids(self) -> list[int]:
@@ -162,9 +162,15 @@ class JobProcesses:
         """Starts another process, without MPS, in place of one that could not open the GPU; or does with fewer."""
         self._remove(process)
         if process.mps is not None:
-            self._usable.append(JobProcess(self._on_gpu, None))
+            self._start(None)
         elif not self._usable:
             raise UserError(f"the GPU cannot be opened: {one_line(reason)}")
+
+    def _start(self, mps: PrivateMps | None) -> None:
+        try:
+            self._usable.append(JobProcess(self._on_gpu, mps))
+        except OSError as error:
+            raise UserError(f"a process cannot be started ({one_line(error)}); try --workers 1") from None
 
     def _remove(self, process: JobProcess) -> None:
         process.end()
