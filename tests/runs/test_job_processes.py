@@ -64,6 +64,7 @@ def test_errors_come_back_and_the_others_are_stopped() -> None:
         (lambda: os._exit(3), "ended unexpectedly, with exit code 3; if memory ran out, try --workers 1"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "ended unexpectedly, by SIGKILL"),
         (lambda: sys.exit("enough"), "sys.exit was called, with 'enough'"),
+        (lambda: os.closerange(3, 99) or time.sleep(60), "closed its connection, though it is still running"),
     ],
 )
 def test_a_process_that_ends_is_one_line(end: Callable[[], None], said: str) -> None:

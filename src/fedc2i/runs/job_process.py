@@ -131,7 +131,7 @@ class JobProcess:
         try:
             code = self._process.wait(1.0)
         except subprocess.TimeoutExpired:
-            code = 0
+            return UserError("a process closed its connection, though it is still running; try --workers 1")
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         return UserError(f"a process ended unexpectedly, {how}; if memory ran out, try --workers 1")
 
