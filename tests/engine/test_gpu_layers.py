@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.engine.executors.stacked import kernel_support
+from fedc2i.engine.executors.stacked import kernel_support, kernel_uses
 from fedc2i.engine.executors.stacked.patches import _Images, _Patches
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 
@@ -284,15 +284,49 @@ def test_where_kernels_do_not_run_torch_s_do_without_a_word(missing: str, monkey
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_asking_for_uses_of_kernels_compiles_nothing(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asking_for_kernels_is_no_use_of_them(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And asking for uses compiles nothing."""
     asked: list[int] = []
-    layers = SimpleNamespace() if works else None
+    layers = SimpleNamespace(max_pool=kernel_uses.counted(lambda x, side: x)) if works else None
     monkeypatch.setattr(kernel_support, "_layers", lambda: asked.append(1) or layers)
-    before = kernel_support.uses()
+    before = kernel_uses.uses()
     assert not asked
     kernel_support.layers_for(torch.ones(1))  # on a CPU
     assert not asked
     for kind in (torch.float32, torch.bfloat16, torch.float64):
         image: Any = SimpleNamespace(is_cuda=True, dtype=kind)
         assert (kernel_support.layers_for(image) is layers) is (kind != torch.float64 or not works)
-    assert kernel_support.uses() - before == 2 * works
+    assert kernel_uses.uses() == before
+    if layers is not None:
+        layers.max_pool(torch.ones(1), side=1)
+        assert kernel_uses.uses() == before + 1
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_trial_is_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = SimpleNamespace(max_pool=kernel_uses.counted(lambda x, side: x))
+    monkeypatch.setitem(sys.modules, NAME, layers)
+    before = kernel_uses.uses()
+    assert kernel_support._layers.__wrapped__() is layers
+    assert kernel_uses.uses() == before
+
+
+@needs_kernels
+def test_every_layer_counts_its_uses(layers: Any) -> None:
+    from fedc2i.engine.executors.stacked import gpu_norms, gpu_products
+
+    image = noise(1, 4, 4, 16).permute(0, 3, 1, 2)
+    weight, bias, one = noise(16, 16, 1, 1), noise(16), (1, 1)
+    found = []
+    for compute in (
+        lambda: layers.convolution(noise(1, 4, 4, 16), noise(16, 3, 3, 16), bias, one),
+        lambda: layers.max_pool(noise(1, 4, 4, 16), 2),
+        lambda: layers.unfold(noise(1, 4, 4, 16), (2, 2), (3, 3), one, one, 0, False),
+        lambda: layers.fold(noise(1, 4, 144), (4, 4, 16), (2, 2), (3, 3), one, one, 0),
+        lambda: gpu_norms.group_norm(image, 2, bias, bias, 1e-5),
+        lambda: gpu_products.convolution(image, weight, bias, one, (0, 0), one),
+    ):
+        before = kernel_uses.uses()
+        compute()
+        found.append(kernel_uses.uses() - before)
+    assert found == [1] * 6

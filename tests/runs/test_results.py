@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from importlib import metadata
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from fedc2i.core.errors import UserError
 from fedc2i.core.options import type_hints
 from fedc2i.data.federation import Federation
-from fedc2i.engine.executors.stacked import kernel_support
+from fedc2i.engine.executors.stacked import kernel_uses
 from fedc2i.models.model import Model
 from fedc2i.runs import driver
 from fedc2i.runs.plan import prepare
@@ -178,13 +177,12 @@ def test_a_run_on_a_gpu_names_its_use_of_own_kernels(
 ) -> None:
     """Not that of a run before it in the same process, or of a process that is prepared for runs."""
     (plan,) = prepare(("fedavg",), {"device": "cpu"}, federation, model)
-    result, image = made_up(AB, {0: [[1, 2]]}), SimpleNamespace(is_cuda=True, dtype=torch.float32)
-    monkeypatch.setattr(kernel_support, "_layers", lambda: image)
-    kernel_support.layers_for(image)
+    result, layer = made_up(AB, {0: [[1, 2]]}), kernel_uses.counted(lambda: torch.ones(1))
+    layer()
 
     def simulate(*_: Any) -> dict[int, Any]:
         if in_use:
-            kernel_support.layers_for(image)
+            layer()
         return {}
 
     monkeypatch.setattr(driver, "simulate", simulate)

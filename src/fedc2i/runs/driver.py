@@ -161,12 +161,12 @@ def compute(
 
 
 def _kernel_uses(device: torch.device) -> int:
-    """How often our own kernels were chosen in this process; 0 without a GPU."""
+    """How often layers were computed by our own kernels in this process; 0 without a GPU."""
     if device.type != "cuda":
         return 0
-    from fedc2i.engine.executors.stacked import kernel_support  # a run on a CPU does without
+    from fedc2i.engine.executors.stacked import kernel_uses  # a run on a CPU does without
 
-    return kernel_support.uses()
+    return kernel_uses.uses()
 
 
 def test_predictions(plan: Plan, outcomes: Mapping[int, Outcome]) -> Predictions | None:

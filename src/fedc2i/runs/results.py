@@ -64,7 +64,7 @@ class Result:
         written: the summary of a run that was read from a folder, whose metrics have six digits only.
         model_name: the model's own name, if the settings have another: that of a ``FILE.py:FUNCTION``.
         given: what came as an object of Python, which no command can name: data, model or method.
-        own_kernels: whether our own kernels ran on a GPU; None of a run without one, or at sites.
+        own_kernels: whether our own kernels ran on a GPU, of a resumed run since then; None without one, or at sites.
     """
 
     method: Method

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedc2i.engine.executors.stacked import kernels
+from fedc2i.engine.executors.stacked.kernel_uses import counted
 
 Pair = tuple[int, int]
 
@@ -33,6 +34,7 @@ def is_supported(x: Tensor) -> bool:
     return x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and _precision() == "tf32")
 
 
+@counted
 def convolution(x: Tensor, weight: Tensor, bias: Tensor, padding: Pair) -> Tensor:
     """Images ``(B, H, W, C)``, weights ``(O, k, k, C)`` and biases ``(O,)`` to ``(B, H', W', O)``."""
     one = (x.unsqueeze(0), weight.unsqueeze(0), bias.unsqueeze(0))
@@ -40,6 +42,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor, padding: Pair) -> Tenso
     return own.squeeze(0)  # not [0], whose gradient is copied into zeros
 
 
+@counted
 def max_pool(x: Tensor, side: int) -> Tensor:
     """The maxima of squares of ``side`` pixels, ``(B, H, W, C)`` to ``(B, H', W', C)``."""
     own: Tensor = _Pool.apply(x, side)[0]  # type: ignore[no-untyped-call]
@@ -244,6 +247,7 @@ class _Unpool(torch.autograd.Function):
         return out.unflatten(0, (info.batch_size, -1)), 0
 
 
+@counted
 def unfold(
     x: Tensor,
     positions: Pair,
@@ -270,6 +274,7 @@ def unfold(
     return out
 
 
+@counted
 def fold(
     patches: Tensor,
     image: tuple[int, int, int],

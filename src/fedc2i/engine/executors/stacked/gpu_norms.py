@@ -10,12 +10,14 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.engine.executors.stacked import norm_kernels
 from fedc2i.engine.executors.stacked.kernel_support import second_order
+from fedc2i.engine.executors.stacked.kernel_uses import counted
 
 LEAST = 16  # channels that a program reads at least, if they are whole groups: 32 or 64 bytes of a pixel
 TILE = 16384  # numbers that a program holds at once
 PER_WARP = 1024
 
 
+@counted
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """``F.group_norm`` of images ``(N, C, H, W)`` with the channels last in memory; the result is of the same kind."""
     own: Tensor = _GroupNorm.apply(x, groups, weight, bias, eps)  # type: ignore[no-untyped-call]

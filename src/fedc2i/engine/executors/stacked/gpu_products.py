@@ -13,6 +13,7 @@ from torch import Tensor
 from fedc2i.engine.executors.stacked import gpu_layers
 from fedc2i.engine.executors.stacked.gpu_layers import Pair
 from fedc2i.engine.executors.stacked.kernel_support import second_order
+from fedc2i.engine.executors.stacked.kernel_uses import counted
 from fedc2i.engine.executors.stacked.patches import positions
 
 _MOST_BYTES = 2**28  # of a layer's patches, which stay until the backward pass
@@ -25,6 +26,7 @@ def fits(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair)
     return min(rows, columns) > 0 and 4 * len(x) * rows * columns * weight[0].numel() <= _MOST_BYTES
 
 
+@counted
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """``torch.conv2d`` of images ``(B, C, H, W)`` with the channels last in memory; the result is of the same kind."""
     own: Tensor = _Convolution.apply(x, weight, bias, stride, padding, dilation)  # type: ignore[no-untyped-call]

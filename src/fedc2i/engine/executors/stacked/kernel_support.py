@@ -11,9 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedc2i.engine.executors.stacked import kernel_uses
+
 Pair = tuple[int, int]
 _OLDEST = (8, 0)  # compute capability: tensor cores for tf32 and bf16
-_uses = 0
 
 
 class Layers(Protocol):
@@ -57,15 +58,7 @@ class Layers(Protocol):
 
 def layers_for(x: Tensor) -> Layers | None:
     """Layers by our own kernels, or None where they do not run."""
-    global _uses
-    found = _layers() if x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) else None
-    _uses += found is not None
-    return found
-
-
-def uses() -> int:
-    """How often own kernels were chosen in this process; nothing is compiled to find out."""
-    return _uses
+    return _layers() if x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) else None
 
 
 def second_order(
@@ -90,7 +83,8 @@ def _layers() -> Layers | None:
     try:
         from fedc2i.engine.executors.stacked import gpu_layers
 
-        gpu_layers.max_pool(torch.zeros(1, 1, 1, 1, device="cuda"), 1)
+        with kernel_uses.trial():
+            gpu_layers.max_pool(torch.zeros(1, 1, 1, 1, device="cuda"), 1)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # e.g. no C compiler, or a broken installation
