@@ -11,10 +11,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 import fedc2i
+from experiments.against_local import print_methods
 from experiments.grid import launch
 from fedc2i.data.federation import Client, Federation
 from fedc2i.runs.settings import parse_seeds
@@ -44,32 +44,16 @@ def cut(federation: Federation, number: int, in_time: bool = False) -> Federatio
 
 def study(given: Namespace) -> None:
     """Runs every method on every cut, and prints means and the worst client against Local."""
-    seeds = range(given.seeds)
     for data in given.data:
         federation = fedc2i.load(data, **({"data_dir": given.data_dir} if given.data_dir else {}))
-        parts = {number: cut(federation, number, data in IN_TIME) for number in parse_seeds(given.cuts)}
-        alone = None
-        for method in dict.fromkeys(("local", *given.methods)):
-            runs = [
-                fedc2i.run(
-                    method,
-                    own,
-                    seeds=[FIRST_SEED + APART * number + seed for seed in seeds],
-                    device=given.device,
-                    evaluate_every=0,
-                )
-                for number, own in parts.items()
-            ]
-            received, trained = (
-                np.concatenate([own.accuracy(point) for own in runs]) for point in ("received", "trained")
+        parts = [
+            (
+                cut(federation, number, data in IN_TIME),
+                [FIRST_SEED + APART * number + own for own in range(given.seeds)],
             )
-            alone = trained if alone is None else alone
-            worst = [(own - alone).mean(0).min() for own in (received, trained)]
-            print(
-                f"{data:10} {method:40} {received.mean():.2f} / {trained.mean():.2f}, worst client against Local "
-                f"{worst[0]:+.2f} / {worst[1]:+.2f}",
-                flush=True,
-            )
+            for number in parse_seeds(given.cuts)
+        ]
+        print_methods(f"{data:10}", given.methods, parts, given.device, 40)
 
 
 def main(typed: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from sklearn.datasets import load_breast_cancer, load_digits
 
 import fedc2i
+from experiments.against_local import print_methods
 from experiments.grid import launch
 from fedc2i.data.federation import Federation
 
@@ -116,25 +117,8 @@ def federation(kind: str, number: int) -> Federation:
 def study(given: Namespace) -> None:
     """Runs every method on some draws of every federation; prints means, and the worst client against Local."""
     for kind in given.data:
-        drawn = [federation(kind, number) for number in range(FIRST, FIRST + given.draws)]
-        alone = None
-        for method in dict.fromkeys(("local", *given.methods)):
-            runs = [
-                fedc2i.run(method, own, seeds=[10 + k, 20 + k], evaluate_every=0, device=given.device)
-                for k, own in enumerate(drawn)
-            ]
-            scores = [[own.accuracy(point) for own in runs] for point in ("received", "trained")]
-            means = [np.mean([own.mean() for own in at]) for at in scores]
-            alone = scores[1] if alone is None else alone
-            worst = [
-                np.mean([(own - other).mean(0) for own, other in zip(at, alone, strict=True)], axis=0).min()
-                for at in scores
-            ]
-            print(
-                f"{kind:17} {method:20} {means[0]:.2f} / {means[1]:.2f}, worst client against Local "
-                f"{worst[0]:+.2f} / {worst[1]:+.2f}",
-                flush=True,
-            )
+        drawn = [(federation(kind, FIRST + k), (10 + k, 20 + k)) for k in range(given.draws)]
+        print_methods(f"{kind:17}", given.methods, drawn, given.device, 20)
 
 
 def main(typed: Sequence[str] | None = None) -> int:
