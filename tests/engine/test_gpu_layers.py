@@ -313,7 +313,7 @@ def test_a_trial_is_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernels
 def test_every_layer_counts_its_uses(layers: Any) -> None:
-    from fedc2i.engine.executors.stacked import gpu_norms, gpu_products
+    from fedc2i.engine.executors import gpu_norms, gpu_products
 
     image = noise(1, 4, 4, 16).permute(0, 3, 1, 2)
     weight, bias, one = noise(16, 16, 1, 1), noise(16), (1, 1)

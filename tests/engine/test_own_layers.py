@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fedc2i.core.seeding import repeatable
 from fedc2i.core.settings import EngineSettings
-from fedc2i.engine.executors import stacked
+from fedc2i.engine import executors
 from fedc2i.engine.executors.own_layers import OwnLayers
 from fedc2i.engine.executors.stacked import kernel_support
 from fedc2i.engine.executors.stacked.vmap_rules import pair
@@ -57,7 +57,7 @@ def test_group_norm_is_torch_s(
     shape: tuple[int, int, int, int], groups: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    from fedc2i.engine.executors.stacked import gpu_norms
+    from fedc2i.engine.executors import gpu_norms
 
     monkeypatch.setattr(gpu_norms, "TILE", tile)
     leaves = leaves_of(*shape)
@@ -75,7 +75,7 @@ def test_group_norm_is_torch_s(
 @needs_kernels
 def test_bf16_stays_bf16() -> None:
     pytest.importorskip("triton")
-    from fedc2i.engine.executors.stacked import gpu_norms
+    from fedc2i.engine.executors import gpu_norms
 
     x, weight, bias = leaves_of(2, 32, 6, 6)
     rough = x.detach().to(torch.bfloat16).requires_grad_()
@@ -95,7 +95,7 @@ def test_bf16_stays_bf16() -> None:
 def test_a_gradient_of_a_gradient(first: int) -> None:
     """For a loss that holds one, such as a penalty; images that a model is given have none, weights are used twice."""
     pytest.importorskip("triton")
-    from fedc2i.engine.executors.stacked import gpu_norms
+    from fedc2i.engine.executors import gpu_norms
 
     found = []
     for norm in (gpu_norms.group_norm, F.group_norm):
@@ -131,7 +131,7 @@ def test_convolutions_are_torch_s(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("triton")
-    from fedc2i.engine.executors.stacked import gpu_products
+    from fedc2i.engine.executors import gpu_products
 
     monkeypatch.setattr(gpu_products, "_LONG", long)
     monkeypatch.setattr(gpu_products, "_PART_ROWS", 16)
@@ -157,7 +157,7 @@ def test_convolutions_are_torch_s(
 @needs_kernels
 def test_a_gradient_of_a_convolution_s_gradient() -> None:
     pytest.importorskip("triton")
-    from fedc2i.engine.executors.stacked import gpu_products
+    from fedc2i.engine.executors import gpu_products
 
     found = []
     for convolve in (gpu_products.convolution, torch.conv2d):
@@ -207,7 +207,7 @@ def test_a_gradient_of_a_gradient_of_a_weight_used_twice(layer: str, needs_grad:
 
 def test_large_patches_are_left_to_torch() -> None:
     pytest.importorskip("triton")
-    from fedc2i.engine.executors.stacked import gpu_products
+    from fedc2i.engine.executors import gpu_products
 
     weight, once = torch.empty(64, 64, 3, 3, device="meta"), (1, 1)
     assert gpu_products.fits(torch.empty(64, 64, 32, 32, device="meta"), weight, once, once, once)
@@ -232,8 +232,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         convolution=lambda *own: note("convolution", torch.conv2d(*own)), fits=lambda x, *rest: x.shape[2] < 9
     )
     for name, module in (("gpu_norms", norms), ("gpu_products", products)):
-        monkeypatch.setitem(sys.modules, f"fedc2i.engine.executors.stacked.{name}", module)
-        monkeypatch.setattr(stacked, name, module, raising=False)
+        monkeypatch.setitem(sys.modules, f"fedc2i.engine.executors.{name}", module)
+        monkeypatch.setattr(executors, name, module, raising=False)
     monkeypatch.setattr(kernel_support, "layers_for", lambda x: None if x.dtype == torch.float64 else object())
     return made
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from fedc2i.engine.executors.stacked import norm_kernels
+from fedc2i.engine.executors import norm_kernels
 from fedc2i.engine.executors.stacked.kernel_support import second_order
 from fedc2i.engine.executors.stacked.kernel_uses import counted
 
