@@ -47,8 +47,6 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
 from fedc2i.engine.exchange import Mailbox, Server, receiver_groups
 from fedc2i.methods.base import Method, Site
-from fedc2i.methods.fedc2i_plus import FedC2IPlus
-from fedc2i.methods.fedc2i_top_k import FedC2ITopK
 from fedc2i.methods.messages import valid_flags
 from fedc2i.models.model import Model
 from fedc2i.runs.finished_run import read_run, reopen
@@ -63,7 +61,7 @@ AT_ONCE = 2**26  # numbers of mixed models in memory
 FEW_AT_ONCE = 16  # draws, where each has passes of its own
 FEWEST_DRAWS = 20
 MOST_ENTRIES = 100_000  # in a file that a page or a person still reads
-MEASURING = "fedc2i, fedc2i-client, fedc2i-plus, fedc2i-many and fedfomo"
+MEASURING = "methods like fedc2i, fedc2i-plus and fedfomo do"
 _ENDS = ("estimate", "low", "high")
 NEGLIGIBLE = 1e-3  # of the equal share: a smaller difference is rounding, or matters to nobody
 
@@ -153,7 +151,7 @@ def intervals(
         raise UserError(f"level must be above 0 and below 1, got {level}")
     result = read_run(folder)
     if result.method.probe is None:
-        raise UserError(f"{folder}: {result.label} measures no influence on samples; {MEASURING} do")
+        raise UserError(f"{folder}: {result.label} measures no influence on samples; {MEASURING}")
     if seed is not None and seed not in result.config.seeds:
         raise UserError(f"seed {seed} is not part of the run, allowed are {', '.join(map(str, result.config.seeds))}")
     seed = result.config.seeds[0] if seed is None else seed
@@ -194,7 +192,7 @@ def measure(
                 found.add(m, download.clients, measured, share)
                 found.samples[names[m]], found.split[names[m]] = len(batch.y), split
     if not found.whole:
-        raise UserError(f"{plan.label} reports no influence to put intervals around; {MEASURING} do")
+        raise UserError(f"{plan.label} reports no influence to put intervals around; {MEASURING}")
     of_whom = names, federation.classes, found.split, found.samples, torch.tensor(found.share)
     return InfluenceIntervals(
         seed, level, draws, *of_whom, found.whole.get("vector"), found.whole.get("matrix"), _notes(plan)
@@ -275,10 +273,8 @@ def _notes(plan: Plan) -> tuple[str, ...]:
     config, notes = plan.config, ["The intervals are over samples only; another seed trains other models."]
     if config.attack or config.clip or config.noise:
         notes.append("In the run uploads were changed on their way (attack, clip, noise); here models are as trained.")
-    if isinstance(plan.method, FedC2ITopK):
-        notes.append("In the run clients received a few models; here all of them.")
-    if isinstance(plan.method, FedC2IPlus):
-        notes.append("A client's own model is not measured: it weighs as much as the best other one.")
+    if plan.method.influence_note:
+        notes.append(plan.method.influence_note)
     if plan.config.options.get("max_age") is not None:
         notes.append("The run ignored old models (max_age); here every client's last model counts.")
     return tuple(notes)

@@ -120,6 +120,7 @@ class Method:
         about: one line for ``fedc2i methods``.
         headline: the evaluation point that the method's authors report.
         reconstruction: for a method whose paper gives no code or full text: one sentence on what ours is built from.
+        influence_note: for a method that measures influence: a sentence that belongs to intervals around it, if any.
         keeps_uploads: whether `combine` sees every client's latest upload, or only this round's.
         pools_data: whether one model is trained on the training data of all clients, which only a simulation can do.
         needs_only_mean: whether the server needs no more of the uploads than their mean, by weights that depend on
@@ -135,6 +136,7 @@ class Method:
     about: ClassVar[str] = ""
     headline: ClassVar[Literal["received", "trained"]] = "trained"
     reconstruction: ClassVar[str] = ""
+    influence_note: ClassVar[str] = ""
     keeps_uploads: ClassVar[bool] = False
     pools_data: ClassVar[bool] = False
     needs_only_mean: ClassVar[bool] = True

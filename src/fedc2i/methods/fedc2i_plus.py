@@ -72,6 +72,7 @@ class FedC2IPlus(Method):
     name = "fedc2i-plus"
     title = "FedC²I⁺"
     about = "fedc2i with influence by descent, class prototypes, and a private network as a guard; not the paper's"
+    influence_note = "A client's own model is not measured: it weighs as much as the best other one."
     keeps_uploads = True
 
     rate: float = option(20.0, "rate η of the descent that finds the influence of others; 0: a plain mean", low=0)

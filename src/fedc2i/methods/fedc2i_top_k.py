@@ -40,6 +40,7 @@ class FedC2ITopK(FedC2I):
     name = "fedc2i-top-k"
     title = "FedC²I top-k"
     about = "fedc2i with less to download: the k models a client weighted most, and one at random; not the paper's"
+    influence_note = "In the run clients received a few models; here all of them."
 
     k: int = option(2, "how many models a client receives, those it weighted most, beside one at random", low=1)
     refresh: int = option(5, "everyone receives all models in every refresh-th round, and in the first", low=1)
