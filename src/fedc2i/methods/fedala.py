@@ -60,7 +60,7 @@ class FedALA(FedAvg):
     @property
     def probe(self) -> Probe:
         """All training data, in random order."""
-        return Probe("all")
+        return Probe("all", gradient=True)
 
     def personalise(self, own: Params, batch: Batch | None, site: Site) -> tuple[Params, Mapping[str, Tensor]]:
         """Learns the weights and mixes by them."""
