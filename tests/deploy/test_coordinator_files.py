@@ -13,6 +13,7 @@ pytest.importorskip("flwr")
 from fedc2i.cli.main import main
 from fedc2i.core.errors import UserError
 from fedc2i.deploy import superlink
+from fedc2i.flower import compat
 from fedc2i.flower.compat import _MESSAGES, erase_messages
 
 
@@ -70,6 +71,37 @@ def test_a_database_that_is_damaged_or_absent(tmp_path: Path) -> None:
     (tmp_path / "superlink.db").write_bytes(b"no database" * 999)
     with pytest.raises(UserError, match="its messages cannot be erased"):
         erase_messages(tmp_path / "superlink.db")
+
+
+def in_use(path: Path) -> sqlite3.Connection:
+    """A database with a model in it, to which a process is connected."""
+    found = sqlite3.connect(path, isolation_level=None)
+    found.execute("PRAGMA journal_mode = WAL")
+    found.execute("CREATE TABLE objects (content TEXT)")
+    found.execute("INSERT INTO objects VALUES ('model')")
+    return found
+
+
+def test_a_superlink_that_is_about_to_end_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, waits = in_use(tmp_path / "superlink.db"), list[float]()
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            found.close()
+
+    monkeypatch.setattr(compat.time, "sleep", wait)
+    erase_messages(tmp_path / "superlink.db")
+    assert len(waits) == 3
+    assert not holding(tmp_path, b"model")
+
+
+def test_a_database_that_remains_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = in_use(tmp_path / "superlink.db")
+    monkeypatch.setattr(compat, "_PATIENCE", 0.0)
+    with pytest.raises(UserError, match=r"its messages cannot be erased \(database is locked\)"):
+        erase_messages(tmp_path / "superlink.db")
+    found.close()
 
 
 @pytest.mark.parametrize("out", [False, True])

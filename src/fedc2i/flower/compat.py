@@ -109,6 +109,7 @@ def run_superlink(gate: Any, words: Sequence[str], **options: Any) -> None:
     flower_superlink()
 
 
+_PATIENCE = 20.0  # seconds that a SuperLink whose coordinator was killed has to end
 _MESSAGES = (  # tables of the SuperLink's database that hold messages, or parts of them
     *("objects", "object_children", "run_objects", "message", "message_ins", "message_res", "task_message"),
     *("object_push_sessions", "object_push_session_roots", "object_push_session_pending", "series_context"),
@@ -119,23 +120,27 @@ def erase_messages(database: Path) -> None:
     """Removes the messages of all runs, with the models in them, from the database of a SuperLink that has ended.
 
     Flower deletes rows, but their bytes stay in free pages of the file and in its write-ahead log. Nodes and keys stay.
-    Raises a `UserError` if the database is damaged or in use.
+    The SuperLink of a coordinator that was killed may still be about to end: its database is waited for.
+    Raises a `UserError` if the database is damaged or remains in use.
     """
     import sqlite3
 
-    if not database.exists():
-        return
-    try:
-        with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=10.0)) as found:
-            found.execute("PRAGMA secure_delete = ON")
-            found.execute("PRAGMA journal_mode = DELETE")  # puts the write-ahead log into the database, and removes it
-            tables = {name for (name,) in found.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            for name in _MESSAGES:
-                if name in tables:
-                    found.execute(f"DELETE FROM {name}")
-            found.execute("VACUUM")
-    except sqlite3.Error as error:
-        raise UserError(f"{database}: its messages cannot be erased ({one_line(error)})") from None
+    until = time.monotonic() + _PATIENCE
+    while database.exists():
+        try:
+            with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as found:
+                found.execute("PRAGMA secure_delete = ON")
+                found.execute("PRAGMA journal_mode = DELETE")  # the write-ahead log goes into the database; never waits
+                tables = {name for (name,) in found.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+                for name in _MESSAGES:
+                    if name in tables:
+                        found.execute(f"DELETE FROM {name}")
+                found.execute("VACUUM")
+            return
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise UserError(f"{database}: its messages cannot be erased ({one_line(error)})") from None
+        time.sleep(0.1)
 
 
 # The SuperNode and the processes of its app
