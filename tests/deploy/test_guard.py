@@ -186,6 +186,9 @@ def test_an_app_that_is_no_archive_or_far_too_large_is_refused() -> None:
     for wrong in (b"", b"PK", honest[:-30], honest[:200]):
         with pytest.raises(UserError, match="cannot be read"):
             approval.own_files_in(wrong)
+    nameless = repacked(honest, **{"?.py": ""}).replace(b"?.py", b"\0.py")  # a name ends at its first zero
+    with pytest.raises(UserError, match="not the one installed at this site"):
+        approval.own_files_in(nameless)
     with pytest.raises(UserError, match="more than 4,194,304 bytes"):
         approval.own_files_in(repacked(honest, **{"fedc2i_app/plugins/model_a.py": " " * 5_000_000}))
 

@@ -85,7 +85,7 @@ def _unzip(bundle: bytes) -> dict[str, bytes]:
     left = MOST_BYTES
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+            entries = [entry for entry in archive.infolist() if not entry.filename.endswith("/")]
             if len(entries) > MOST_FILES or len({entry.filename for entry in entries}) != len(entries):
                 raise ValueError("too many files, or two of one name")
             for entry in entries:
