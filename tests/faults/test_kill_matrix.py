@@ -96,9 +96,9 @@ def is_begun(folder: Path) -> bool:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("run", "fedc2i", "--rounds", "8", "--seeds", "0,1", "--set", "executor=workers", "--set", "workers=2"),
-        ("run", "fedc2i-server", "--rounds", "6", "--set", "executor=stacked", "--topology", "ring"),
-        ("compare", "local", "fedavg", "fedc2i", "--rounds", "3", "--set", "clients_per_round=3"),
+        ("run", "fedc2i", "--rounds", "200", "--seeds", "0,1", "--set", "executor=workers", "--set", "workers=2"),
+        ("run", "fedc2i-server", "--rounds", "150", "--set", "executor=stacked", "--topology", "ring"),
+        ("compare", "local", "fedavg", "fedc2i", "--rounds", "60", "--set", "clients_per_round=3"),
     ],
     ids=["workers", "stacked", "compare"],
 )
@@ -118,7 +118,7 @@ def test_the_command_is_killed_and_resumed_until_it_is_done(tmp_path: Path, argu
         process = fedc2i("resume", "cut", "--json", folder=tmp_path)
         if kills >= 4:
             break
-        time.sleep(dice.uniform(3, 6))  # most of which is the start of Python
+        time.sleep(dice.uniform(2, 3))  # most of which is the start of Python
     out = finished(process)
     assert kills >= 2
     assert json.loads(out)["folder"] == "cut"
