@@ -26,7 +26,7 @@ Held-out samples are the client's validation data. A client without such data ho
 the first half of the rounds; then it trains on all of them, and keeps β and the temperatures. From then on
 
 - u stays what it is if an earlier network was best in the last comparison; if v, w or the mixture was, training still
-  paid, and u follows it;
+  paid, and u is the trained w_m of each round: v_m and the mixture predict anyway;
 - the mixture loses its share if it predicts even training samples worse than v predicted those held out.
 
 β is a moving mean over rounds, first of v alone.
@@ -58,11 +58,11 @@ PROTOTYPE_SAMPLES = 128  # that a client's prototypes are means of, at most
 OWN, KEPT = "own.", "kept."  # private: v and u
 SHARES, DEGREES = "guard.shares", "guard.temperatures"  # private: β, and a temperature for each network
 MEASURED = "guard.measured"  # private: β by held-out samples, before the mixture may lose its share
-BEST = "guard.best"  # private: which of u, v, w and the mixture had the least held-out loss, 0 to 3
+BEST = "guard.best"  # private: which of u, v, w and the mixture u was taken from last, 0 to 3
 EVIDENCE = "guard.evidence"  # private: ℓ_v, of how many held-out samples, and the moving mean of ℓ_w − ℓ_v since then
 GUARD = (SHARES, DEGREES, MEASURED, BEST, EVIDENCE)
 REPORTED = ("guard_own", "guard_shared", "guard_kept")  # β; three in one tensor would look like those of three clients
-MIXED = 2  # from here on, places in BEST are of w and the mixture
+TRAINED = 2  # place of w in BEST; that of the mixture follows
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,8 @@ class FedC2IPlus(Method):
         trained, shared = select(own, names), select(mixture, names)
         networks = (unprefixed(KEPT, own), unprefixed(OWN, own), trained, shared)
         logs, degrees = best_logs(torch.stack([site.logits(network, samples.x) for network in networks]), samples)
-        best = torch.where(is_known, (logs * samples.w).sum(1).argmax(), own[BEST].to(torch.long))
+        later = torch.where(own[BEST] > 0, TRAINED, 0)
+        best = torch.where(is_known, (logs * samples.w).sum(1).argmax(), later)
 
         # By held-out samples: β, temperatures and ℓ_v, of v, the mixture and the new u.
         shares, (own_log, count, gap) = own[MEASURED], own[EVIDENCE].unbind()
@@ -158,7 +159,7 @@ class FedC2IPlus(Method):
         batch = _part(batch, 0)
         seen, _ = best_logs(site.logits(shared, batch.x)[None], batch)
         gap = MEMORY * gap + (1 - MEMORY) * (mean_log(seen[0], batch.w) - own_log)
-        less = distrusted(shares, (count * gap.clamp(max=0)).exp(), best >= MIXED)
+        less = distrusted(shares, (count * gap.clamp(max=0)).exp(), best >= TRAINED)
 
         guard = {
             SHARES: torch.where(is_known, mean, less),
