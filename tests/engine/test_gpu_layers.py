@@ -313,7 +313,7 @@ def test_a_trial_is_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernels
 def test_every_layer_counts_its_uses(layers: Any) -> None:
-    from fedc2i.engine.executors import gpu_norms, gpu_products
+    from fedc2i.engine.executors import gpu_norms, gpu_products, winograd
 
     image = noise(1, 4, 4, 16).permute(0, 3, 1, 2)
     weight, bias, one = noise(16, 16, 1, 1), noise(16), (1, 1)
@@ -325,8 +325,9 @@ def test_every_layer_counts_its_uses(layers: Any) -> None:
         lambda: layers.fold(noise(1, 4, 144), (4, 4, 16), (2, 2), (3, 3), one, one, 0),
         lambda: gpu_norms.group_norm(image, 2, bias, bias, 1e-5),
         lambda: gpu_products.convolution(image, weight, bias, one, (0, 0), one),
+        lambda: winograd.convolution(image, noise(16, 16, 3, 3), bias, one),
     ):
         before = kernel_uses.uses()
         compute()
         found.append(kernel_uses.uses() - before)
-    assert found == [1] * 6
+    assert found == [1] * 7

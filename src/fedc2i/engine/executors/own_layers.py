@@ -57,16 +57,16 @@ def _convolve(
         return None
     if not _is_for_us(input) or input.dtype != torch.float32 or torch.is_autocast_enabled(input.device.type):
         return None
-    if input.shape[1] != weight.shape[1]:  # torch says what is wrong
-        return None
-    from fedc2i.engine.executors import gpu_products  # imports Triton
+    if input.shape[1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
+        return None  # torch says what is wrong
+    from fedc2i.engine.executors import gpu_products, winograd  # import Triton
 
     geometry = (pair(stride), pair(padding), pair(dilation))
-    return (
-        gpu_products.convolution(input, weight, bias, *geometry)
-        if gpu_products.fits(input, weight, *geometry)
-        else None
-    )
+    if winograd.fits(input, weight, *geometry):
+        return winograd.convolution(input, weight, bias, geometry[1])
+    if gpu_products.fits(input, weight, *geometry):
+        return gpu_products.convolution(input, weight, bias, *geometry)
+    return None
 
 
 def _is_for_us(x: Tensor) -> bool:
