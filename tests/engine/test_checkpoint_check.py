@@ -17,6 +17,7 @@ from fedc2i.engine import checkpoint
 from fedc2i.engine.checkpoint import ResumePoint, layout, state_size
 from fedc2i.engine.checkpoint_check import check_state
 from fedc2i.engine.client import RunContext
+from fedc2i.engine.records import POINTS
 from fedc2i.engine.simulator import simulate
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.runs.driver import execute
@@ -272,7 +273,7 @@ def test_the_models_of_a_seed_that_has_ended_must_fit(
     assert saved.values == {"0": {"ended": 3}, "2": {"ended": 3}}
     for path in (cut / "checkpoints").glob("round000002.*"):
         path.unlink()
-    for part in ("own", "received"):
+    for part in ("own", "received", "logits"):
         name = next(name for name in saved.tensors if name.startswith(f"seed2/{part}/"))
         for how, turn in TURNED.items():
             checkpoint.save(cut / "checkpoints", 3, with_other(saved, name, turn), saved.values)
@@ -289,6 +290,8 @@ def test_a_seed_has_not_ended_behind_the_state(federation: Federation, model: Mo
     method, settings = Method.registry["fedavg"](), EngineSettings(rounds=3)
     firsts = RunContext(method, model, settings, 3, 0).first_models(federation.names, "common")
     tensors = prefixed("seed0/own/", firsts) | prefixed("seed0/received/", firsts)
+    tested = sum(len(client.test) for client in federation.clients)
+    tensors |= {f"seed0/logits/{point}": torch.zeros(tested, len(federation.classes)) for point in POINTS}
     check_state(method, model, federation, settings, [0], (tensors, {"0": {"ended": 1}}), 1)
     with pytest.raises(UserError, match=r"the checkpoint after round 1 is damaged \(ended=2\)"):
         check_state(method, model, federation, settings, [0], (tensors, {"0": {"ended": 2}}), 1)

@@ -12,6 +12,7 @@ from fedc2i.core.settings import TrainingSettings
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
 from fedc2i.engine.executors.stacked.chunks import in_chunks
+from fedc2i.engine.records import Scored
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.messages import Download
 from fedc2i.models.model import Model
@@ -24,6 +25,10 @@ def turn(model: Model, seed: int, clients: Sequence[int], shared: Tensor | None 
     return ClientBatch(recipe, tuple(clients), params, Download({} if shared is None else {"s": shared}), 1)
 
 
+def scored(client: int) -> Scored:
+    return Scored({"accuracy": float(client)}, torch.tensor([[float(client)]]))
+
+
 def double(seen: list[list[tuple[int, tuple[int, ...]]]]) -> Callable[[list[ClientBatch]], list[Trained]]:
     """Doubles every model, and notes which clients of which seeds came together."""
 
@@ -32,7 +37,7 @@ def double(seen: list[list[tuple[int, tuple[int, ...]]]]) -> Callable[[list[Clie
         for own in part:
             assert own.params["w"].flatten().tolist() == [100.0 * own.context.seed + m for m in own.clients]
         return [
-            Trained({"w": 2 * own.params["w"]}, {"u": -own.params["w"]}, [{"accuracy": float(m)} for m in own.clients])
+            Trained({"w": 2 * own.params["w"]}, {"u": -own.params["w"]}, [scored(m) for m in own.clients])
             for own in part
         ]
 

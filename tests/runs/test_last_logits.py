@@ -1,18 +1,25 @@
-"""Predictions come from the last evaluation where it has the bits that the last models alone would give."""
+"""Predictions are the logits of the last evaluation, in a run that was interrupted after it as well."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import fedc2i
 from fedc2i.data.federation import Federation
-from fedc2i.engine.records import POINTS
+from fedc2i.engine import records
+from fedc2i.engine.records import POINTS, Outcome, Point
+from fedc2i.methods.base import Site
+from fedc2i.methods.fedavg import FedAvg
 from fedc2i.runs import driver
+from fedc2i.runs.folder import RunFolder
 from fedc2i.runs.plan import Plan, prepare
+from support.cut_runs import cut_off, result_files
 
 RUNS = [  # method, executor, clients a round
     ("fedavg", "workers", 2),
@@ -20,51 +27,115 @@ RUNS = [  # method, executor, clients a round
     ("fedrod", "looped", 3),
     ("ditto", "looped", 2),
     ("pooled", "looped", 3),
+    *((method, "stacked", 2) for method in ("fedavg", "fedc2i", "ditto")),
+    *((method, "stacked", 3) for method in ("fedrod", "pooled")),
 ]
+STOPS: dict[str, Any] = {"rounds": 9, "patience": 1, "optimizer": "sgd", "lr": 1e-9}  # seeds end before the last round
 
 
 def plan_of(federation: Federation, method: str, **settings: Any) -> Plan:
-    (plan,) = prepare([method], {"rounds": 2, "seeds": (0, 1), "model": "lenet5", **settings}, federation)
+    defaults = {"rounds": 2, "seeds": (0, 1), "model": "lenet5", "device": "cpu", "executor": "looped"}
+    (plan,) = prepare([method], {**defaults, **settings}, federation)
     return plan
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The seeds whose predictions are computed again."""
-    seeds, real = list[int](), driver._logits
-
-    def noted(plan: Plan, outcomes: Any) -> Any:
-        seeds.extend(outcomes)
-        return real(plan, outcomes)
-
-    monkeypatch.setattr(driver, "_logits", noted)
-    return seeds
+def by_the_last_models(plan: Plan, outcome: Outcome, point: Point) -> np.ndarray[Any, Any]:
+    """Log-probabilities that each client's last model gives alone."""
+    found = []
+    for k, client in enumerate(plan.federation.clients):
+        models = outcome.trained if point == "trained" else outcome.received
+        counts = client.train.y.bincount(minlength=len(plan.federation.classes))
+        site = Site(plan.model, counts, torch.tensor(k), {}, rounds=plan.config.rounds)
+        with torch.no_grad():
+            found.append(plan.method.predict({name: rows[k] for name, rows in models.items()}, client.test.x, site))
+    return torch.cat(found).double().log_softmax(1).float().numpy()
 
 
 @pytest.mark.parametrize(("method", "executor", "clients"), RUNS)
-def test_bits_of_the_last_models(
-    method: str, executor: str, clients: int, make_federation: Callable[..., Federation], asked: list[int]
+def test_they_are_of_the_last_models_and_give_the_scores(
+    method: str, executor: str, clients: int, make_federation: Callable[..., Federation]
 ) -> None:
+    """To the bit, unless clients are stacked: these are computed with other operations than one alone."""
     plan = plan_of(make_federation((9, 7, 5)), method, executor=executor, clients_per_round=clients)
     result = driver.execute(plan)
-    assert asked == []
-    assert result.predictions is not None
-    without = {seed: replace(outcome, logits={}) for seed, outcome in result.outcomes.items()}
-    again = driver.test_predictions(plan, without)
-    assert asked == [0, 1]
-    assert again is not None
-    assert list(again.logs) == list(result.predictions.logs) == [(seed, point) for seed in (0, 1) for point in POINTS]
-    for key, logs in again.logs.items():
-        np.testing.assert_array_equal(result.predictions.logs[key], logs)
+    own = result.predictions
+    assert own is not None
+    assert list(own.logs) == [(seed, point) for seed in (0, 1) for point in POINTS]
+    for (seed, point), logs in own.logs.items():
+        want = by_the_last_models(plan, result.outcomes[seed], point)
+        np.testing.assert_allclose(logs, want, rtol=0, atol=1e-5 if executor == "stacked" else 0)
+        right = logs.argmax(1) == own.labels
+        accuracy = [100 * right[own.rows(k)].mean() for k in range(len(own.samples))]
+        np.testing.assert_array_equal(accuracy, result.accuracy(point)[seed])
 
 
-@pytest.mark.parametrize("how", [{"executor": "stacked"}, {"rounds": 9, "patience": 1, "optimizer": "sgd", "lr": 1e-9}])
-def test_what_an_evaluation_does_not_bring_is_computed(
-    how: dict[str, Any], make_federation: Callable[..., Federation], asked: list[int]
+@pytest.mark.parametrize("more", [{}, STOPS], ids=["last-round", "patience"])
+@pytest.mark.parametrize("executor", ["looped", "stacked"])
+def test_nobody_is_scored_after_the_last_round(
+    executor: str,
+    more: dict[str, Any],
+    make_federation: Callable[..., Federation],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of stacked clients, and of seeds that stopped before the last round."""
-    federation = make_federation((9, 7, 5), validation=4)
-    result = driver.execute(plan_of(federation, "fedavg", **{"executor": "looped", **how}))
-    assert asked == [0, 1]
+    calls, real = list[str](), FedAvg.predict
+    simulate = driver.simulate
+
+    def predict(self: FedAvg, *given: Any) -> Any:
+        calls.append("predict")
+        return real(self, *given)
+
+    def simulated(*given: Any) -> Any:
+        outcomes = simulate(*given)
+        calls.append("end")
+        return outcomes
+
+    monkeypatch.setattr(FedAvg, "predict", predict)
+    monkeypatch.setattr(driver, "simulate", simulated)
+    result = driver.execute(plan_of(make_federation((9, 7, 5), validation=4), "fedavg", executor=executor, **more))
     assert result.predictions is not None
-    assert result.predictions.logs[1, "trained"].shape == (sum(result.predictions.samples), len(federation.classes))
+    assert "predict" in calls
+    assert calls.index("end") == len(calls) - 1
+    assert (max(report.round for report in result.rounds) < result.config.rounds) == bool(more)
+
+
+@pytest.mark.parametrize("more", [{}, STOPS], ids=["last-round", "patience"])
+@pytest.mark.parametrize("executor", ["looped", "stacked", "workers"])
+def test_a_run_resumed_after_its_last_round_has_them_to_the_bit(
+    executor: str,
+    more: dict[str, Any],
+    tmp_path: Path,
+    make_federation: Callable[..., Federation],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    federation = make_federation((9, 7, 5), validation=4)
+    plan = plan_of(federation, "fedc2i", executor=executor, checkpoint_seconds=0, **more)
+    driver.execute(plan, tmp_path / "whole")
+    with cut_off(monkeypatch, RunFolder, "finish"):
+        driver.execute(plan, tmp_path / "cut")
+
+    def changed(*_: Any) -> Any:
+        raise AssertionError("a round was computed again")
+
+    monkeypatch.setattr("fedc2i.engine.simulator._round", changed)
+    fedc2i.resume(tmp_path / "cut", federation)
+    whole = result_files(tmp_path / "whole")
+    assert "predictions.npz" in whole
+    assert result_files(tmp_path / "cut") == whole
+
+
+def test_very_many_are_not_kept(
+    tmp_path: Path, make_federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = make_federation((9, 7, 5))
+    plan = plan_of(federation, "fedavg", seeds=(0,), checkpoint_seconds=0)
+    most = len(POINTS) * sum(len(client.test) for client in federation.clients) * len(federation.classes)
+    for limit, are_kept in ((most, True), (most - 1, False)):
+        for module in (records, driver, "fedc2i.engine.checkpoint_check"):
+            name = f"{module if isinstance(module, str) else module.__name__}.MOST_PREDICTIONS"
+            monkeypatch.setattr(name, limit)
+        folder = tmp_path / str(limit)
+        with cut_off(monkeypatch, RunFolder, "finish"):
+            driver.execute(plan, folder)
+        result = fedc2i.resume(folder, federation)
+        assert isinstance(result, fedc2i.Result)
+        assert bool(result.outcomes[0].logits) == (result.predictions is not None) == are_kept

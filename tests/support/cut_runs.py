@@ -17,7 +17,7 @@ from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core.settings import EngineSettings, TrainingSettings
 from fedc2i.engine import checkpoint
 from fedc2i.engine.checkpoint import ResumePoint, last_rounds
-from fedc2i.engine.records import Outcome, Round
+from fedc2i.engine.records import POINTS, Outcome, Round
 from fedc2i.engine.simulator import simulate
 from fedc2i.runs.driver import execute
 from fedc2i.runs.plan import Plan, prepare
@@ -52,6 +52,8 @@ def assert_same_end(got: dict[int, Outcome], want: dict[int, Outcome]) -> None:
     for seed, one in want.items():
         for part in ("trained", "received"):
             assert same(getattr(got[seed], part), getattr(one, part)), (seed, part)
+        for point in POINTS:
+            assert same(got[seed].logits[point], one.logits[point]), (seed, point)
         assert same(without_time(got[seed].last), without_time(one.last))
 
 

@@ -78,6 +78,7 @@ def state_of(runs: Sequence[SeedRun], outcomes: Mapping[int, Outcome]) -> State:
         values[str(run.context.seed)] = {**own_values, "layout": layout(own)}
     for seed, outcome in outcomes.items():
         tensors |= prefixed(f"seed{seed}/own/", outcome.trained) | prefixed(f"seed{seed}/received/", outcome.received)
+        tensors |= {f"seed{seed}/logits/{point}": logits for point, logits in outcome.logits.items()}
         values[str(seed)] = {"ended": outcome.last.round}
     return tensors, values
 
@@ -124,7 +125,8 @@ def state_size(
     """About how many bytes of tensors a state has.
 
     Every client's own model and what it received; where uploads are kept, its upload, taken for a model as well, unless
-    all take part and send their own, which is written once. What only the server has is not counted: mostly one model.
+    all take part and send their own, which is written once. What only the server has is not counted, mostly one model,
+    nor are the logits of seeds that have ended.
     """
     context, clients = RunContext(method, model, settings, settings.rounds, 0), len(federation.clients)
     some = settings.participants(clients)

@@ -21,14 +21,14 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.checkpoint import Layout, ResumePoint, State, layout
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import REPORTS, audience, receiver_groups
-from fedc2i.engine.records import Outcome
+from fedc2i.engine.records import MOST_PREDICTIONS, POINTS, Outcome
 from fedc2i.engine.seed_run import SeedRun
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 
 
 def restore(
-    point: ResumePoint, runs: Sequence[SeedRun], device: torch.device
+    point: ResumePoint, runs: Sequence[SeedRun], federation: Federation, device: torch.device
 ) -> tuple[list[SeedRun], dict[int, Outcome]]:
     """Returns the seeds that continue, and the outcomes of those that have ended.
 
@@ -40,10 +40,12 @@ def restore(
     for run in runs:
         seed = run.context.seed
         own, values = _of_seed(seed, point.tensors, point.values)
-        check_seed(run.context, run.settings, run.names, own, values, point.round)
+        check_seed(run.context, run.settings, federation, own, values, point.round)
         if "ended" in values:
             own = {name: tensor.to(device) for name, tensor in own.items()}
-            outcomes[seed] = Outcome(unprefixed("own/", own), unprefixed("received/", own), point.last[seed])
+            models = unprefixed("own/", own), unprefixed("received/", own)
+            logits = {at: own[f"logits/{at}"] for at in POINTS if f"logits/{at}" in own}
+            outcomes[seed] = Outcome(*models, point.last[seed], logits)
         else:
             run.restore(own, values, point.round)
             running.append(run)
@@ -70,19 +72,21 @@ def check_state(
     """
     for seed in seeds:
         context = RunContext(method, model, settings, settings.rounds, seed)
-        check_seed(context, settings, federation.names, *_of_seed(seed, *state), round)
+        check_seed(context, settings, federation, *_of_seed(seed, *state), round)
 
 
 def check_seed(
-    context: RunContext, settings: EngineSettings, names: Sequence[str], tensors: Params, values: Any, number: int
+    context: RunContext, settings: EngineSettings, federation: Federation, tensors: Params, values: Any, number: int
 ) -> None:
     """`check_state` for one seed."""
-    first, clients = layout(context.first_model(names[0], settings.init)), len(names)
+    names, clients = federation.names, len(federation.names)
+    first = layout(context.first_model(names[0], settings.init))
     if layout(unprefixed("own/", tensors)) != _stacked(first, clients):
         raise UserError(f"the checkpoint after round {number} is of another model or of other clients")
     try:
         if "ended" in values:
             _require(_is_whole(values["ended"], 1, min(number, settings.rounds)), f"ended={values['ended']}")
+            _check_logits(unprefixed("logits/", tensors), federation)
             receivers = clients
         else:
             _require(1 <= number < settings.rounds, f"a seed that continues after round {number} of {settings.rounds}")
@@ -93,6 +97,16 @@ def check_seed(
         _require(received == _stacked(first, receivers), "what clients received is not laid out as their models")
     except (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"the checkpoint after round {number} is damaged ({one_line(error)})") from None
+
+
+def _check_logits(logits: Params, federation: Federation) -> None:
+    """There are some at both points, unless they would be too many."""
+    shape = [sum(len(client.test) for client in federation.clients), len(federation.classes)]
+    points = {*POINTS} if len(POINTS) * math.prod(shape) <= MOST_PREDICTIONS else set()
+    _require(logits.keys() == points, f"logits at the points {sorted(logits)}, expected {sorted(points)}")
+    for point, own in logits.items():
+        found = layout({point: own})[point]
+        _require(own.is_floating_point() and [*own.shape] == shape, f"logits/{point}: {found}, expected {shape}")
 
 
 def _check_values(values: Any, clients: int, number: int) -> None:

@@ -245,18 +245,15 @@ class LocalClient:
         return dict(self.scored(params, received, position, round))
 
     def scored(self, params: Params, received: Params, position: int, round: int) -> Scored:
-        """The same, with the logits in the last round."""
+        """The same, with the logits of the test samples."""
         sums = [self.score(piece, params, received, position, round) for piece in self.pieces()]
         scores = self.metrics(sums)
         found = dict(zip(scores, torch.stack(list(scores.values())).tolist(), strict=True))
-        return Scored(defined(found), self.last_logits(sums, round))
+        return Scored(defined(found), torch.cat(self.test_logits(sums)))
 
-    def last_logits(self, sums: Sequence[Mapping[str, Tensor]], round: int) -> Tensor | None:
-        """The logits of the test samples, from the sums over all pieces; none before the last round."""
-        if round != self.context.rounds:
-            return None
-        pieces = zip(self.pieces(), sums, strict=True)
-        return torch.cat([own["logits"] for (split, _, _), own in pieces if split == "test"])
+    def test_logits(self, sums: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """The logits of the test samples in pieces, from the sums over all pieces."""
+        return [own["logits"] for (split, _, _), own in zip(self.pieces(), sums, strict=True) if split == "test"]
 
     def pieces(self) -> list[Piece]:
         """What is scored, a few images at a time."""

@@ -16,6 +16,7 @@ from fedc2i.core.params import Stacked
 Metrics = list[dict[str, float]]  # for each client its metrics by name
 Point = Literal["received", "trained"]
 POINTS: tuple[Point, ...] = ("received", "trained")
+MOST_PREDICTIONS = 2**24  # numbers that a run's predictions may have, four bytes each
 LARGE = 2**24  # bytes; a larger array of diagnostics is reported for the last round only
 MOST_NAMED = 8  # clients in a message
 
@@ -56,31 +57,32 @@ class Round:
 
 
 class Scored(dict[str, float]):
-    """A client's metrics by name and, in the last round, the logits of its test samples."""
+    """A client's metrics by name, and the logits ``(N, C)`` of its test samples that they were computed from."""
 
-    def __init__(self, metrics: Mapping[str, float], logits: Tensor | None = None) -> None:
+    def __init__(self, metrics: Mapping[str, float], logits: Tensor) -> None:
         super().__init__(metrics)
         self.logits = logits
 
 
-def logits_of(scores: Metrics) -> list[Tensor]:
-    """The logits that clients' metrics came with; none of them if one has none."""
-    found = [own.logits for own in scores if isinstance(own, Scored) and own.logits is not None]
-    return found if len(found) == len(scores) else []
+def joined_logits(scores: Mapping[Point, Sequence[Scored]]) -> dict[Point, Tensor]:
+    """By point the logits of all clients, one after the other; none if they are too many for predictions."""
+    if sum(own.logits.numel() for clients in scores.values() for own in clients) > MOST_PREDICTIONS:
+        return {}
+    return {point: torch.cat([own.logits for own in clients]) for point, clients in scores.items()}
 
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
     """The end of a run: every client's last model at both points, stacked, and the last round's report.
 
-    ``logits`` by point are those of every client's test samples, if the last evaluation brought them: stacked clients
-    are scored with other operations than one alone, so theirs would not have the bits of a run that resumes.
+    ``logits`` by point are those of the last evaluation: ``(N, C)``, all clients' test samples one client after the
+    other; empty if they are too many for predictions. Checkpoints contain them, so a run that resumes has their bits.
     """
 
     trained: Stacked
     received: Stacked
     last: Round
-    logits: Mapping[Point, Sequence[Tensor]] = field(default_factory=dict)
+    logits: Mapping[Point, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ from fedc2i.core.settings import EngineSettings
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import REPORTS, Exchange
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
-from fedc2i.engine.records import Diagnostics, Metrics, Outcome, Point, Round, logits_of
+from fedc2i.engine.records import Diagnostics, Outcome, Point, Round, Scored, joined_logits
 
 
 class ClientModels:
@@ -70,8 +70,8 @@ class SeedRun:
         self._chosen = self._choose(1)
         self._starts = self._own.of(self._chosen)
         self._last: Round | None = None
-        self._scores: dict[Point, dict[int, dict[str, float]]] = {}
-        self._logits: dict[Point, list[Tensor]] = {}
+        self._scores: dict[Point, dict[int, Scored]] = {}
+        self._logits: dict[Point, Tensor] = {}
         self._measured: list[Diagnostics] = []
         self._rejected: dict[int, str] = {}
         self._bytes_up = self._report_bytes = 0
@@ -80,7 +80,7 @@ class SeedRun:
 
     def training(self, number: int) -> list[ClientBatch]:
         """The clients that train in a round, with the models they start from."""
-        self._scores = {"trained": {}, "received": {}}
+        self._scores, self._logits = {"trained": {}, "received": {}}, {}
         return self._batches(self._chosen, self._starts, number)
 
     def keep_models(self, batches: Sequence[ClientBatch], trained: Sequence[Trained]) -> None:
@@ -99,7 +99,7 @@ class SeedRun:
         for some in self._store.shares([m for m in range(len(self.names)) if m not in trains]):
             yield self._batches(some, self._own.of(some), number)
 
-    def keep_absent(self, batches: Sequence[ClientBatch], metrics: Sequence[Metrics]) -> None:
+    def keep_absent(self, batches: Sequence[ClientBatch], metrics: Sequence[list[Scored]]) -> None:
         """Takes the evaluation of clients that do not train."""
         self._keep_scores("trained", batches, metrics)
 
@@ -144,8 +144,7 @@ class SeedRun:
         """Ends the round: its report, who takes part in the next one, and from which start."""
         scored = {point: [own[m] for m in range(len(self.names))] for point, own in self._scores.items() if due}
         found = {point: [dict(own) for own in scores] for point, scores in scored.items()}
-        logits = {point: logits_of(scores) for point, scores in scored.items()}
-        self._logits, self._scores = logits if all(logits.values()) else {}, {}
+        self._logits, self._scores = joined_logits(scored), {}
         sizes = (self._bytes_up, self._bytes_down())
         self._last = self.exchange.report(number, seconds, self._chosen, found, self._measured, self._rejected, *sizes)
         self._choose_next(number)
@@ -227,7 +226,7 @@ class SeedRun:
         joined = {name: torch.cat([own[name] for own in results]) for name in results[0]}
         return rows(joined, [place[m] for m in clients])
 
-    def _keep_scores(self, point: Point, batches: Sequence[ClientBatch], metrics: Sequence[Metrics]) -> None:
+    def _keep_scores(self, point: Point, batches: Sequence[ClientBatch], metrics: Sequence[list[Scored]]) -> None:
         """Takes the metrics of batches, if any were asked for."""
         for batch, own in zip(batches, metrics, strict=True):
             self._scores[point].update(zip(batch.clients, own, strict=False))

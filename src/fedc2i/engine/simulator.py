@@ -67,7 +67,7 @@ def simulate(
     if resume is not None:
         from fedc2i.engine.checkpoint_check import restore
 
-        first, (runs, outcomes) = resume.round + 1, restore(resume, runs, device)
+        first, (runs, outcomes) = resume.round + 1, restore(resume, runs, federation, device)
     if not runs:
         return {seed: outcomes[seed] for seed in seeds}
     with repeatable(settings), closing(new_executor(contexts, data, settings, device, on_client)) as executor:

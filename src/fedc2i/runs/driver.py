@@ -13,23 +13,18 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedc2i.core.files import own_code, write_atomically
-from fedc2i.core.seeding import repeatable
 from fedc2i.engine import checkpoint
 from fedc2i.engine.checkpoint import Checkpoint, OnState, ResumePoint, State, state_size
-from fedc2i.engine.records import POINTS, Outcome, Point, Predictions, Round
+from fedc2i.engine.records import MOST_PREDICTIONS, POINTS, Outcome, Predictions, Round
 from fedc2i.engine.simulator import simulate
-from fedc2i.methods.base import Site
 from fedc2i.runs import writer
 from fedc2i.runs.folder import RunFolder, ask, asked, read_reports, reports_folder, write_report
 from fedc2i.runs.plan import Observer, Plan, sayer
 from fedc2i.runs.results import Result
 from fedc2i.runs.writer import RunWriter, states_folder
-from fedc2i.training.metrics import AT_ONCE, AT_ONCE_ON_GPU
 
-MOST_PREDICTIONS = 2**24  # probabilities in a run folder, four bytes each
 Draw = Callable[[Result, Path], None]  # adds figures to the folder of a finished run
 
 
@@ -175,29 +170,13 @@ def test_predictions(plan: Plan, outcomes: Mapping[int, Outcome]) -> Predictions
     sizes = tuple(len(client.test) for client in clients)
     if not outcomes or len(outcomes) * len(POINTS) * sum(sizes) * classes > MOST_PREDICTIONS:
         return None
-    found = {(seed, point): own.logits[point] for seed, own in outcomes.items() for point in POINTS if own.logits}
-    stopped = {seed: own for seed, own in outcomes.items() if not own.logits}
-    logits = {**found, **(_logits(plan.on_features(), stopped) if stopped else {})}
-    logs = {key: torch.cat(list(own)).cpu().double().log_softmax(1).float().numpy() for key, own in logits.items()}
+    logs = {  # a transfer from the device for each seed and point
+        (seed, point): own.logits[point].cpu().double().log_softmax(1).float().numpy()
+        for seed, own in outcomes.items()
+        for point in POINTS
+    }
     labels = torch.cat([client.test.y for client in clients]).numpy().astype(np.int32)
-    return Predictions(labels, sizes, {(seed, point): logs[seed, point] for seed in outcomes for point in POINTS})
-
-
-def _logits(plan: Plan, outcomes: Mapping[int, Outcome]) -> dict[tuple[int, Point], list[Tensor]]:
-    """Logits of the test samples by the last models of runs whose last round did not bring them."""
-    device, classes = plan.config.torch_device(), len(plan.federation.classes)
-    size = AT_ONCE if device.type == "cpu" else AT_ONCE_ON_GPU
-    found: dict[tuple[int, Point], list[Tensor]] = {(seed, point): [] for seed in outcomes for point in POINTS}
-    with torch.no_grad(), repeatable(plan.config):
-        for k, client in enumerate(plan.federation.clients):
-            images = torch.split(client.test.x.to(device), size)  # once for all models; nothing waits for the device
-            counts = client.train.y.bincount(minlength=classes).to(device)
-            site = Site(plan.model, counts, torch.tensor(k, device=device), {}, rounds=plan.config.rounds)
-            for (seed, point), own in found.items():
-                models = outcomes[seed].trained if point == "trained" else outcomes[seed].received
-                params = {name: rows[k].to(device) for name, rows in models.items()}
-                own += [plan.method.predict(params, x, site) for x in images]
-    return found
+    return Predictions(labels, sizes, logs)
 
 
 def execute_by_seed(

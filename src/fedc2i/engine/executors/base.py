@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.engine.client import ClientData, LocalClient, RunContext
-from fedc2i.engine.records import Metrics
+from fedc2i.engine.records import Scored
 from fedc2i.methods.messages import Download
 
 OnClient = Callable[[int, int], None]  # the number of clients that have trained in this round, and of how many
@@ -37,7 +37,7 @@ class Trained:
 
     params: Stacked
     uploads: Stacked
-    metrics: Metrics
+    metrics: list[Scored]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Personalised:
 
     params: Stacked
     diagnostics: Mapping[str, Tensor]
-    metrics: Metrics
+    metrics: list[Scored]
 
 
 class Executor(Protocol):
@@ -60,7 +60,7 @@ class Executor(Protocol):
         """The starts of the next round, from the clients' own ``params`` and the download."""
         ...
 
-    def evaluate(self, batches: Sequence[ClientBatch]) -> list[Metrics]:
+    def evaluate(self, batches: Sequence[ClientBatch]) -> list[list[Scored]]:
         """Metrics of every client on its own data."""
         ...
 
@@ -83,7 +83,7 @@ class LoopedExecutor:
         for batch in batches:
             models: list[Params] = []
             uploads: list[Params] = []
-            metrics: Metrics = []
+            metrics: list[Scored] = []
             for client, start, received, position in self._each(batch):
                 models.append(client.train(start, received, position, batch.round))
                 uploads.append(client.upload(models[-1], start, received, position, batch.round))
@@ -101,7 +101,7 @@ class LoopedExecutor:
         for batch in batches:
             starts: list[Params] = []
             diagnostics: list[Params] = []
-            metrics: Metrics = []
+            metrics: list[Scored] = []
             for client, own, received, position in self._each(batch):
                 start, measured = client.personalise(own, received, position, batch.round)
                 starts.append(start)
@@ -111,7 +111,7 @@ class LoopedExecutor:
             results.append(Personalised(stack(starts), stack(diagnostics), metrics))
         return results
 
-    def evaluate(self, batches: Sequence[ClientBatch]) -> list[Metrics]:
+    def evaluate(self, batches: Sequence[ClientBatch]) -> list[list[Scored]]:
         """See `Executor.evaluate`."""
         return [
             [client.scored(own, mail, position, batch.round) for client, own, mail, position in self._each(batch)]

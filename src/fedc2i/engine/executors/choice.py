@@ -19,7 +19,7 @@ from fedc2i.core.settings import EngineSettings, cores
 from fedc2i.data.federation import InputSpec
 from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.executors.base import ClientBatch, Executor, LoopedExecutor, OnClient, Personalised, Trained
-from fedc2i.engine.records import Metrics
+from fedc2i.engine.records import Scored
 
 if TYPE_CHECKING:
     from fedc2i.engine.executors.workers.pool import Pool
@@ -128,7 +128,7 @@ class AdaptiveExecutor:
         """See `Executor.personalise`."""
         return self._now.personalise(batches, evaluate)
 
-    def evaluate(self, batches: Sequence[ClientBatch]) -> list[Metrics]:
+    def evaluate(self, batches: Sequence[ClientBatch]) -> list[list[Scored]]:
         """See `Executor.evaluate`."""
         return self._now.evaluate(batches)
 

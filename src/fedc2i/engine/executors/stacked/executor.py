@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from fedc2i.engine.executors.stacked.padded_data import PaddedData, moved
 from fedc2i.engine.executors.stacked.stepper import Stepper
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
 from fedc2i.engine.executors.stacked.watched_site import WatchedClient, WatchedSite
-from fedc2i.engine.records import Metrics
+from fedc2i.engine.records import Scored
 from fedc2i.methods.base import Phase, Site
 from fedc2i.training.local import Batch
 from fedc2i.training.metrics import defined
@@ -36,6 +36,14 @@ from fedc2i.training.metrics import defined
 _TOO_LARGE = "a single client does not fit into the device's memory; use workers=1 if runs share it, else device=cpu"
 _WIDEST_PATCH = 128  # numbers in a patch: up to this many, cuDNN's convolutions are slower than a product
 _SiteTensors = dict[str, Any]  # the tensors of a Site, each with or without an axis for clients
+
+
+class _Scores(NamedTuple):
+    """Of several clients, on the device: the names of each one's metrics, all their values, and all logits."""
+
+    names: list[list[str]]
+    values: Tensor
+    logits: Tensor
 
 
 class StackedExecutor:
@@ -58,43 +66,50 @@ class StackedExecutor:
         """See `Executor.personalise`."""
         return self._in_chunks(batches, lambda chunk: self._personalise(chunk, evaluate))
 
-    def evaluate(self, batches: Sequence[ClientBatch]) -> list[Metrics]:
+    def evaluate(self, batches: Sequence[ClientBatch]) -> list[list[Scored]]:
         """Metrics of one client after the other: a test set is work enough for a whole GPU."""
-        found = [own for batch in batches for own in self._metrics(batch)]
-        values = iter(torch.stack([value for own in found for value in own.values()]).tolist() if found else ())
-        metrics = iter([defined({name: next(values) for name in own}) for own in found])
-        return [[next(metrics) for _ in batch.clients] for batch in batches]
+        found = [self._metrics(batch) for batch in batches]
+        values = iter(torch.cat([own.values for own in found]).tolist() if found else ())  # one transfer for all seeds
+        scores = []
+        for batch, own in zip(batches, found, strict=True):
+            metrics = [defined({name: next(values) for name in names}) for names in own.names]
+            logits = torch.split(own.logits, [len(self._data[m].test.y) for m in batch.clients])
+            scores.append([Scored(*one) for one in zip(metrics, logits, strict=True)])
+        return scores
 
-    def _metrics(self, batch: ClientBatch) -> list[dict[str, Tensor]]:
-        """What `evaluate` reports, still on the device."""
+    def _metrics(self, batch: ClientBatch) -> _Scores:
+        """What `evaluate` reports."""
         kind: Kind = ("evaluate", *batch.clients)
         clients = [
             WatchedClient(batch.context, self._data[m], lambda: self._graphs.reads_round.add(kind))
             for m in batch.clients
         ]
 
-        def metrics(models: Stacked, tensors: _SiteTensors) -> list[dict[str, Tensor]]:
-            found = []
+        def metrics(models: Stacked, tensors: _SiteTensors) -> _Scores:
+            found: list[dict[str, Tensor]] = []
+            logits: list[Tensor] = []
             for k, client in enumerate(clients):
                 personal = {name: rows[k] for name, rows in tensors["personal"].items()}
                 mail = {**tensors["received"], **personal}, tensors["position"][k]
                 with VmapRules(widest=_WIDEST_PATCH):
                     sums = [client.score(piece, row(models, k), *mail, batch.round) for piece in client.pieces()]
                 found.append(client.metrics(sums))
-            return found
+                logits += client.test_logits(sums)
+            values = torch.stack([value for own in found for value in own.values()])
+            return _Scores([list(own) for own in found], values, torch.cat(logits))
 
         position = moved(torch.tensor([batch.download.position(m) for m in batch.clients]), self._device)
         tensors = {"received": batch.download.shared, "personal": _personal_rows(batch), "position": position}
         if len(batch.clients) < len(self._data):  # other clients in the next round: not worth a CUDA graph
             return metrics(batch.params, tensors)
-        result: list[dict[str, Tensor]] = self._graphs.graphed(batch, kind, tensors, metrics)(batch.params, tensors)
+        result: _Scores = self._graphs.graphed(batch, kind, tensors, metrics)(batch.params, tensors)
         return result
 
     def close(self) -> None:
         """Releases the CUDA graphs and their memory."""
         self._graphs.clear()
 
-    def _evaluate(self, chunk: Sequence[ClientBatch], models: Sequence[Stacked], wanted: bool) -> list[Metrics]:
+    def _evaluate(self, chunk: Sequence[ClientBatch], models: Sequence[Stacked], wanted: bool) -> list[list[Scored]]:
         pairs = zip(chunk, models, strict=True)
         return self.evaluate([replace(batch, params=own) for batch, own in pairs]) if wanted else [[] for _ in chunk]
 

@@ -24,7 +24,7 @@ from fedc2i.core.params import Params, Stacked, row, stack
 from fedc2i.engine.client import ClientData, LocalClient, Piece, RunContext
 from fedc2i.engine.executors.base import ClientBatch, OnClient, Personalised, Trained
 from fedc2i.engine.executors.workers.pool import Layout, Pool, SharedMemory, Worker
-from fedc2i.engine.records import Metrics, Scored
+from fedc2i.engine.records import Scored
 from fedc2i.methods.messages import Download
 from fedc2i.training.local import Batch
 from fedc2i.training.metrics import defined
@@ -97,7 +97,7 @@ class WorkersExecutor:
         done = self._step("personalise", batches, evaluate)
         return [Personalised(*own) for own in zip(done.results, done.extras, done.metrics, strict=True)]
 
-    def evaluate(self, batches: Sequence[ClientBatch]) -> list[Metrics]:
+    def evaluate(self, batches: Sequence[ClientBatch]) -> list[list[Scored]]:
         """See `Executor.evaluate`."""
         return self._step("score", batches, evaluate=True).metrics
 
@@ -144,7 +144,6 @@ class _Step:
         on_client: OnClient | None,
     ) -> None:
         self._what, self._evaluate, self._on_client = what, evaluate, on_client
-        self._round = batches[0].round
         self._clients = {
             (t, k): LocalClient(batch.context, data[m])
             for t, batch in enumerate(batches)
@@ -189,7 +188,7 @@ class _Step:
         return [stack([self._extras[t, k] for k in range(count)]) for t, count in enumerate(self._counts)]
 
     @property
-    def metrics(self) -> list[Metrics]:
+    def metrics(self) -> list[list[Scored]]:
         """Scores, if any were asked for."""
         return [
             [self._metrics_of((t, k)) for k in range(count)] if self._evaluate else []
@@ -200,7 +199,7 @@ class _Step:
         client = self._clients[place]
         sums = [self._sums[place][piece] for piece in client.pieces()]
         found = defined({name: float(value) for name, value in client.metrics(sums).items()})
-        return Scored(found, client.last_logits(sums, self._round))
+        return Scored(found, torch.cat(client.test_logits(sums)))
 
 
 class _WorkerState:
