@@ -146,12 +146,12 @@ class RunFolder:
             for point in POINTS:
                 models = outcome.trained if point == "trained" else outcome.received
                 tensors = {
-                    f"{client}/{name}": rows[k].detach().cpu().contiguous()
+                    f"{client}/{name}": own
                     for name, rows in models.items()
-                    for k, client in enumerate(self._clients)
+                    for client, own in zip(self._clients, rows, strict=True)
                 }
                 path = self.path / "models" / f"seed{seed}-{point}.safetensors"
-                write_atomically(path, pieces(tensors), durable=True)
+                write_atomically(path, pieces(tensors), durable=True)  # each comes from the device when it is written
         measured: dict[str, Any] = {
             f"seed{seed}_{name}": array
             for seed in result.config.seeds

@@ -115,7 +115,8 @@ class Result:
         """
         values, scored, names = self.accuracy(point, metric), self._scored(point, metric), self.federation.names
         members = {"Avg": names, **self.federation.averages}
-        places = {title: [names.index(name) for name in own] for title, own in members.items()}
+        number = {name: k for k, name in enumerate(names)}
+        places = {title: [number[name] for name in own] for title, own in members.items()}
         return {title: _mean(values[:, own], scored[:, own]) for title, own in places.items()}
 
     def _scored(self, point: Point, metric: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
