@@ -153,7 +153,7 @@ def test_what_cannot_be_imported_travels_by_value(federation: Federation, tmp_pa
                 return split(lambda: nn.Sequential(nn.Flatten(), nn.Linear(768, classes)), head="1")
         """)
     )
-    settings = {"model": f"{file}:net", "rounds": 2, "workers": 2}
+    settings = {"model": f"{file}:net", "rounds": 2, "workers": 2, "device": "cpu"}
     one, two = (fedc2i.run(f"{file}:Mine", federation, executor=how, **settings) for how in ("workers", "looped"))
     assert (one.accuracy("trained") == two.accuracy("trained")).all()
 

@@ -267,6 +267,9 @@ def test_where_to_compute(federation: Federation, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for device, found in (("auto", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")):
         assert RunSettings(device=device).torch_device() == torch.device(found)
+    assert RunSettings(executor="workers").torch_device() == torch.device("cpu")
+    with pytest.raises(UserError, match="executor=workers computes on a CPU; use device=cpu, or executor=stacked or"):
+        RunSettings(device="cuda", executor="workers")
 
 
 keys = st.sampled_from([*run_settings(), *FEDC2I_OPTIONS, "options", "method"])

@@ -163,7 +163,7 @@ class RunSettings(EngineSettings):
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "auto",
-        "where to compute; auto: cuda if there is a GPU",
+        "where to compute; auto: cuda if there is a GPU, cpu with executor=workers",
         numbers=False,
         resume="free",
         scope="machine",
@@ -182,6 +182,8 @@ class RunSettings(EngineSettings):
                 raise UserError(f"{name}={getattr(self, name)} is for engine={allowed}")
         if self.secure_aggregation:
             self._check_secure(defaults)
+        if self.executor == "workers" and self.device == "cuda":
+            raise UserError("executor=workers computes on a CPU; use device=cpu, or executor=stacked or looped")
 
     def _check_secure(self, defaults: Mapping[str, Any]) -> None:
         """Raises a `UserError` for what a coordinator that sees no single upload cannot do."""
@@ -209,7 +211,8 @@ class RunSettings(EngineSettings):
         import torch  # settings are read where torch is not imported
 
         if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            use_gpu = self.executor != "workers" and torch.cuda.is_available()
+            return torch.device("cuda" if use_gpu else "cpu")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise UserError("device=cuda: torch sees no CUDA device here; use cpu or auto")
         return torch.device(self.device)
