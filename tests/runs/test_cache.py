@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedc2i.core import files as files_module
 from fedc2i.core.errors import UserError
@@ -229,6 +230,7 @@ def test_a_file_that_was_half_written_does_not_stay(plan: MakePlan, cache: RunCa
 
 
 @pytest.mark.skipif(os.name != "posix", reason="SIGKILL and fork are of POSIX")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a process that has used a GPU cannot be forked")
 @pytest.mark.parametrize("killed_in", ["a round", "the move of finished seeds"])
 def test_killed_computation_resumes_after_its_last_checkpoint(
     plan: MakePlan, cache: RunCache, tmp_path: Path, killed_in: str, monkeypatch: pytest.MonkeyPatch
