@@ -228,7 +228,7 @@ def divide(name: str, tables: Tables, options: DataOptions, least_classes: int =
         raise UserError(f"{name}: {len(tables):,} clients, allowed are 1 to {MOST_CLIENTS:,}")
     cleaned, notes = _with_target(name, _by_split(name, tables, options), target)
     classes, warnings = _classes(name, cleaned, target, least_classes)
-    number = {label: index for index, label in enumerate(classes)}
+    number = {title: index for index, title in enumerate(classes)}
     parts, rows = {}, {}
     for client, own in cleaned.items():
         where = f"{name}: client '{one_line(client, 80)}'"
