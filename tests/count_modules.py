@@ -16,7 +16,7 @@ from typing import Any
 
 import fedc2i
 
-HEAVY = ("torch", "sklearn.model_selection", "matplotlib.figure", "safetensors.torch", "rich.console")
+HEAVY = ("torch", "matplotlib.figure", "safetensors.torch", "rich.console")
 SOURCE = str(Path(fedc2i.__file__).parent)
 
 

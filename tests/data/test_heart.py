@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.model_selection import train_test_split
 
 import fedc2i
 from fedc2i.core.errors import UserError
@@ -23,6 +26,17 @@ def test_counts_are_those_of_flamby() -> None:
     assert federation.input.shape == (13,)
     assert federation.classes == ("healthy", "ill")
     assert federation.clients[2].test.y.bincount().tolist() == [1, 15]
+
+
+@pytest.mark.parametrize("key", heart.HOSPITALS)
+def test_split_is_that_of_flamby(key: str) -> None:
+    with (FILES / f"processed.{key}.data").open() as file:
+        rows = [[*row[:10], row[13]] for row in csv.reader(file) if row]
+    ill = np.array([float(row[-1]) > 0 for row in rows if "?" not in row])
+    strata = ill if min(ill.sum(), (~ill).sum()) > 2 else None
+    train, test = train_test_split(np.arange(len(ill)), test_size=0.34, random_state=43, stratify=strata)
+    split = json.loads((FILES / "split.json").read_text())[key]
+    assert split == {"train": train.tolist(), "test": test.tolist()}
 
 
 @pytest.mark.parametrize("number", range(4))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import doctest
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,12 @@ def test_dispatch_with_argument_and_size(tmp_path: Path) -> None:
     assert federation.names == ("a",)
     assert federation.input.shape == (3, 16, 16)
     assert load("digits:ink").names == ("Ink",)
+
+
+def test_data_in_the_package_starts_without_importing_scikit_learn() -> None:
+    code = "import sys; from fedc2i.data.sources import load; load('heart'); load('digits'); "
+    code += "print('sklearn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_argument_may_hold_a_colon(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """``digits``: five digit domains made of what the dependencies ship, so that a first run needs no download.
 
 What is real: the handwriting in ``Scans``, ``Photos`` and ``Ink`` is the 1797 scanned digits of scikit-learn
-(`load_digits`, 8x8 pixels), divided over the three clients so that no scan is used twice; the backgrounds of
-``Photos`` and ``Signs`` are crops of scikit-learn's two colour photos (`load_sample_images`).
+(``load_digits``, 8x8 pixels), divided over the three clients so that no scan is used twice; the backgrounds of
+``Photos`` and ``Signs`` are crops of scikit-learn's two colour photos (``load_sample_images``).
 
 What is made: everything else. ``Photos`` follows MNIST-M's recipe (the absolute difference of a digit and a
 random patch); ``Ink`` inverts, tints and slightly distorts the scans; ``Fonts`` and ``Signs`` are rendered
@@ -21,6 +21,7 @@ it is no evidence about real sites.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +31,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
-from sklearn.datasets import load_digits, load_sample_images
 
 from fedc2i.core.errors import UserError
 from fedc2i.data.federation import Client, DataOptions, Federation, Split, stratified_order
@@ -193,9 +193,9 @@ def _resized(images: Pixels, size: int) -> Pixels:
 @functools.lru_cache(maxsize=1)
 def _build() -> dict[str, tuple[tuple[Pixels, np.ndarray[Any, Any]], ...]]:
     """For every client its (images, labels) of train, validation and test."""
-    digits = load_digits()
-    scans = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    order = iter(stratified_order(digits.target, np.random.default_rng(SEED).random(len(scans))))
+    table = np.loadtxt(_of_sklearn("data/digits.csv.gz"), delimiter=",")  # 64 pixels of 0..16 and a label in a row
+    scans, scanned = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8), table[:, -1].astype(int)
+    order = iter(stratified_order(scanned, np.random.default_rng(SEED).random(len(scans))))
     built = {}
     for number, (name, paint) in enumerate(_PAINT.items()):
         rng = np.random.default_rng([SEED, number])
@@ -205,7 +205,7 @@ def _build() -> dict[str, tuple[tuple[Pixels, np.ndarray[Any, Any]], ...]]:
             painter = _Painter(rng, part == "test")
             if sizes is SCANNED:
                 rows = list(itertools.islice(order, size))
-                labels = digits.target[rows]
+                labels = scanned[rows]
                 masks = [_enlarge(scan) for scan in scans[rows]]
             else:
                 labels = np.arange(size) % 10
@@ -238,7 +238,15 @@ def _enlarge(scan: Pixels) -> Image.Image:
 
 @functools.lru_cache(maxsize=1)
 def _sample_photos() -> tuple[Image.Image, ...]:
-    return tuple(Image.fromarray(photo) for photo in load_sample_images().images)
+    return tuple(Image.open(_of_sklearn(f"images/{name}.jpg")) for name in ("china", "flower"))
+
+
+def _of_sklearn(file: str) -> Path:
+    """A data file of scikit-learn, without importing it, which takes two seconds."""
+    spec = importlib.util.find_spec("sklearn")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "datasets" / file
 
 
 @functools.lru_cache(maxsize=len(TRAIN_FACES) + len(TEST_FACES))
