@@ -222,7 +222,7 @@ def test_a_state_goes_to_another_device(
     saved = checkpoint.load(tmp_path)
     assert saved is not None
     recipe, samples = RunContext(method, model, TRAINING, 2, 0), torch.ones(4, device="meta")
-    lane = SeedRun(recipe, how, federation.names, samples, Store(torch.device("meta")))
+    lane = SeedRun(recipe, how, federation.names, samples, Store(torch.device("meta")), False)
     lane.restore(unprefixed("seed0/", saved.tensors), saved.values["0"], 1)
     state = lane.state()[0]
     there = {name: tensor.device.type for name, tensor in state.items()}

@@ -21,7 +21,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.checkpoint import Layout, ResumePoint, State, layout
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import REPORTS, audience, receiver_groups
-from fedc2i.engine.records import MOST_PREDICTIONS, POINTS, Outcome
+from fedc2i.engine.records import POINTS, Outcome, keeps_logits
 from fedc2i.engine.seed_run import SeedRun
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
@@ -37,10 +37,11 @@ def restore(
     """
     running: list[SeedRun] = []
     outcomes: dict[int, Outcome] = {}
+    has_logits = keeps_logits(len(runs), federation)
     for run in runs:
         seed = run.context.seed
         own, values = _of_seed(seed, point.tensors, point.values)
-        check_seed(run.context, run.settings, federation, own, values, point.round)
+        _check_seed(run.context, run.settings, federation, own, values, point.round, has_logits)
         if "ended" in values:
             own = {name: tensor.to(device) for name, tensor in own.items()}
             models = unprefixed("own/", own), unprefixed("received/", own)
@@ -70,13 +71,20 @@ def check_state(
     Raises:
         UserError: if it is of another model or of other clients, or damaged.
     """
+    has_logits = keeps_logits(len(seeds), federation)
     for seed in seeds:
         context = RunContext(method, model, settings, settings.rounds, seed)
-        check_seed(context, settings, federation, *_of_seed(seed, *state), round)
+        _check_seed(context, settings, federation, *_of_seed(seed, *state), round, has_logits)
 
 
-def check_seed(
-    context: RunContext, settings: EngineSettings, federation: Federation, tensors: Params, values: Any, number: int
+def _check_seed(
+    context: RunContext,
+    settings: EngineSettings,
+    federation: Federation,
+    tensors: Params,
+    values: Any,
+    number: int,
+    has_logits: bool,
 ) -> None:
     """`check_state` for one seed."""
     names, clients = federation.names, len(federation.names)
@@ -86,7 +94,7 @@ def check_seed(
     try:
         if "ended" in values:
             _require(_is_whole(values["ended"], 1, min(number, settings.rounds)), f"ended={values['ended']}")
-            _check_logits(unprefixed("logits/", tensors), federation)
+            _check_logits(unprefixed("logits/", tensors), federation, has_logits)
             receivers = clients
         else:
             _require(1 <= number < settings.rounds, f"a seed that continues after round {number} of {settings.rounds}")
@@ -99,10 +107,10 @@ def check_seed(
         raise UserError(f"the checkpoint after round {number} is damaged ({one_line(error)})") from None
 
 
-def _check_logits(logits: Params, federation: Federation) -> None:
-    """There are some at both points, unless they would be too many."""
+def _check_logits(logits: Params, federation: Federation, has_logits: bool) -> None:
+    """There are some at both points, or none."""
     shape = [sum(len(client.test) for client in federation.clients), len(federation.classes)]
-    points = {*POINTS} if len(POINTS) * math.prod(shape) <= MOST_PREDICTIONS else set()
+    points = {*POINTS} if has_logits else set()
     _require(logits.keys() == points, f"logits at the points {sorted(logits)}, expected {sorted(points)}")
     for point, own in logits.items():
         found = layout({point: own})[point]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedc2i.core.params import Stacked
+from fedc2i.data.federation import Federation
 
 Metrics = list[dict[str, float]]  # for each client its metrics by name
 Point = Literal["received", "trained"]
@@ -64,11 +65,10 @@ class Scored(dict[str, float]):
         self.logits = logits
 
 
-def joined_logits(scores: Mapping[Point, Sequence[Scored]]) -> dict[Point, Tensor]:
-    """By point the logits of all clients, one after the other; none if they are too many for predictions."""
-    if sum(own.logits.numel() for clients in scores.values() for own in clients) > MOST_PREDICTIONS:
-        return {}
-    return {point: torch.cat([own.logits for own in clients]) for point, clients in scores.items()}
+def keeps_logits(seeds: int, federation: Federation) -> bool:
+    """Whether the logits of all test samples, of all seeds and points together, are few enough for predictions."""
+    samples = sum(len(client.test) for client in federation.clients)
+    return seeds * len(POINTS) * samples * len(federation.classes) <= MOST_PREDICTIONS
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,7 +76,7 @@ class Outcome:
     """The end of a run: every client's last model at both points, stacked, and the last round's report.
 
     ``logits`` by point are those of the last evaluation: ``(N, C)``, all clients' test samples one client after the
-    other; empty if they are too many for predictions. Checkpoints contain them, so a run that resumes has their bits.
+    other; empty unless `keeps_logits`. Checkpoints contain them, so a run that resumes has their bits.
     """
 
     trained: Stacked

@@ -13,7 +13,7 @@ from fedc2i.core.settings import EngineSettings
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import REPORTS, Exchange
 from fedc2i.engine.executors.base import ClientBatch, Personalised, Trained
-from fedc2i.engine.records import Diagnostics, Outcome, Point, Round, Scored, joined_logits
+from fedc2i.engine.records import Diagnostics, Outcome, Point, Round, Scored
 
 
 class ClientModels:
@@ -57,11 +57,17 @@ class SeedRun:
     """All that changes from round to round with one seed."""
 
     def __init__(
-        self, context: RunContext, settings: EngineSettings, names: Sequence[str], samples: Tensor, store: Store
+        self,
+        context: RunContext,
+        settings: EngineSettings,
+        names: Sequence[str],
+        samples: Tensor,
+        store: Store,
+        keeps_logits: bool,
     ) -> None:
         """Draws the initial models and the first participants."""
         self.context, self.settings, self.names = context, settings, names
-        self._store = store
+        self._store, self._keeps_logits = store, keeps_logits
         self._audience = tuple(range(len(names)))
         self._own = self._received = store.new(self._audience)
         for some in store.shares(self._audience):
@@ -80,7 +86,7 @@ class SeedRun:
 
     def training(self, number: int) -> list[ClientBatch]:
         """The clients that train in a round, with the models they start from."""
-        self._scores, self._logits = {"trained": {}, "received": {}}, {}
+        self._scores = {"trained": {}, "received": {}}
         return self._batches(self._chosen, self._starts, number)
 
     def keep_models(self, batches: Sequence[ClientBatch], trained: Sequence[Trained]) -> None:
@@ -143,10 +149,14 @@ class SeedRun:
     def finish(self, number: int, due: bool, seconds: float) -> Round:
         """Ends the round: its report, who takes part in the next one, and from which start."""
         scored = {point: [own[m] for m in range(len(self.names))] for point, own in self._scores.items() if due}
-        found = {point: [dict(own) for own in scores] for point, scores in scored.items()}
-        self._logits, self._scores = joined_logits(scored), {}
+        metrics = {point: [dict(own) for own in scores] for point, scores in scored.items()}  # without their logits
+        self._logits = {
+            point: torch.cat([own.logits for own in scores]) for point, scores in scored.items() if self._keeps_logits
+        }
         sizes = (self._bytes_up, self._bytes_down())
-        self._last = self.exchange.report(number, seconds, self._chosen, found, self._measured, self._rejected, *sizes)
+        self._last = self.exchange.report(
+            number, seconds, self._chosen, metrics, self._measured, self._rejected, *sizes
+        )
         self._choose_next(number)
         # Reports travel with the next upload and count as part of it; clients that do not train send none.
         self._report_bytes = self.exchange.take_reports(self._measured, self._chosen) // len(self._chosen)
@@ -188,7 +198,7 @@ class SeedRun:
         return tensors, values
 
     def restore(self, tensors: Params, values: Mapping[str, Any], number: int) -> None:
-        """Takes the state after round ``number``, which `checkpoint_check.check_seed` has accepted."""
+        """Takes the state after round ``number``, which `checkpoint_check` has accepted."""
         models = {name for name in tensors if name.startswith(("own/", "received/"))}
         on_cpu = {*values["on_cpu"]} | models if self._store.rests else {*values["on_cpu"]} - models
         device = self._store.device
@@ -229,4 +239,5 @@ class SeedRun:
     def _keep_scores(self, point: Point, batches: Sequence[ClientBatch], metrics: Sequence[list[Scored]]) -> None:
         """Takes the metrics of batches, if any were asked for."""
         for batch, own in zip(batches, metrics, strict=True):
-            self._scores[point].update(zip(batch.clients, own, strict=False))
+            if own:
+                self._scores[point].update(zip(batch.clients, own, strict=True))

@@ -22,7 +22,7 @@ from fedc2i.engine.client import ClientData, RunContext
 from fedc2i.engine.exchange import receiver_groups
 from fedc2i.engine.executors.base import ClientBatch, Executor
 from fedc2i.engine.executors.choice import new_executor
-from fedc2i.engine.records import Outcome, Round
+from fedc2i.engine.records import Outcome, Round, keeps_logits
 from fedc2i.engine.seed_run import SeedRun, Store
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
@@ -62,12 +62,14 @@ def simulate(
     samples = torch.tensor([own.samples for own in data], device=device)
     contexts = [RunContext.of_seed(method, model, settings, federation.names, seed) for seed in seeds]
     store = _store(contexts, settings, federation.names, device)
-    runs = [SeedRun(context, settings, federation.names, samples, store) for context in contexts]
+    has_logits = keeps_logits(len(seeds), federation)
+    runs = [SeedRun(context, settings, federation.names, samples, store, has_logits) for context in contexts]
     first, outcomes = 1, dict[int, Outcome]()
     if resume is not None:
         from fedc2i.engine.checkpoint_check import restore
 
-        first, (runs, outcomes) = resume.round + 1, restore(resume, runs, federation, device)
+        first = resume.round + 1
+        runs, outcomes = restore(resume, runs, federation, device)
     if not runs:
         return {seed: outcomes[seed] for seed in seeds}
     with repeatable(settings), closing(new_executor(contexts, data, settings, device, on_client)) as executor:
