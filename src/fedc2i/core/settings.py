@@ -108,7 +108,7 @@ class EngineSettings(TrainingSettings):
     )
     delta: float = setting(1e-5, "δ at which a run with noise states its ε", above=0, below=1)
     executor: Literal["auto", "looped", "workers", "stacked"] = setting(
-        "auto", "clients one by one, over processes of a CPU, or all at once; auto: the fastest", **_HERE
+        "auto", "clients one by one, over processes on a CPU, or all at once; auto: the fastest", **_HERE
     )
     workers: int = setting(
         0,

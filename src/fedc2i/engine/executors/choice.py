@@ -58,7 +58,7 @@ def new_executor(
         from fedc2i.engine.executors.workers.pool import lease
 
         return over(lease(workers))
-    if settings.executor == "looped" or device.type != "cpu" or workers == 1 or os.name != "posix":
+    if settings.executor == "looped" or workers == 1 or os.name != "posix":
         return looped
     return AdaptiveExecutor(looped, over, workers, settings.rounds)
 

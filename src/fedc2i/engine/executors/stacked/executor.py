@@ -69,7 +69,7 @@ class StackedExecutor:
     def evaluate(self, batches: Sequence[ClientBatch]) -> list[list[Scored]]:
         """Metrics of one client after the other: a test set is work enough for a whole GPU."""
         found = [self._metrics(batch) for batch in batches]
-        values = iter(torch.cat([own.values for own in found]).tolist() if found else ())  # one transfer for all seeds
+        values = iter(torch.cat([own.values for own in found]).tolist())  # one transfer for all seeds
         scores = []
         for batch, own in zip(batches, found, strict=True):
             metrics = [defined({name: next(values) for name in names}) for names in own.names]
