@@ -58,11 +58,11 @@ PROTOTYPE_SAMPLES = 128  # that a client's prototypes are means of, at most
 OWN, KEPT = "own.", "kept."  # private: v and u
 SHARES, DEGREES = "guard.shares", "guard.temperatures"  # private: β, and a temperature for each network
 MEASURED = "guard.measured"  # private: β by held-out samples, before the mixture may lose its share
-BEST = "guard.best"  # private: which of u, v, w and the mixture u was taken from last, 0 to 3
+FOLLOWS = "guard.follows"  # private: whether u is the trained w once nothing is held out
 EVIDENCE = "guard.evidence"  # private: ℓ_v, of how many held-out samples, and the moving mean of ℓ_w − ℓ_v since then
-GUARD = (SHARES, DEGREES, MEASURED, BEST, EVIDENCE)
+GUARD = (SHARES, DEGREES, MEASURED, FOLLOWS, EVIDENCE)
 REPORTED = ("guard_own", "guard_shared", "guard_kept")  # β; three in one tensor would look like those of three clients
-TRAINED = 2  # place of w in BEST; that of the mixture follows
+TRAINED = 2  # place of w among u, v, w and the mixture
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class FedC2IPlus(Method):
             return params
         copies = {prefix + name: tensor.clone() for prefix in (OWN, KEPT) for name, tensor in params.items()}
         alone = torch.tensor([1.0, 0.0, 0.0])
-        guard = {SHARES: alone, MEASURED: alone.clone(), DEGREES: torch.ones(3), BEST: torch.zeros(())}
+        guard = {SHARES: alone, MEASURED: alone.clone(), DEGREES: torch.ones(3), FOLLOWS: torch.zeros(())}
         return {**params, **copies, **guard, EVIDENCE: torch.zeros(3)}
 
     def untrained(self, model: Model) -> frozenset[str]:
@@ -145,8 +145,8 @@ class FedC2IPlus(Method):
         trained, shared = select(own, names), select(mixture, names)
         networks = (unprefixed(KEPT, own), unprefixed(OWN, own), trained, shared)
         logs, degrees = best_logs(torch.stack([site.logits(network, samples.x) for network in networks]), samples)
-        later = torch.where(own[BEST] > 0, TRAINED, 0)
-        best = torch.where(is_known, (logs * samples.w).sum(1).argmax(), later)
+        follows = own[FOLLOWS] > 0
+        best = torch.where(is_known, (logs * samples.w).sum(1).argmax(), torch.where(follows, TRAINED, 0))
 
         # By held-out samples: β, temperatures and ℓ_v, of v, the mixture and the new u.
         shares, (own_log, count, gap) = own[MEASURED], own[EVIDENCE].unbind()
@@ -159,13 +159,13 @@ class FedC2IPlus(Method):
         batch = _part(batch, 0)
         seen, _ = best_logs(site.logits(shared, batch.x)[None], batch)
         gap = MEMORY * gap + (1 - MEMORY) * (mean_log(seen[0], batch.w) - own_log)
-        less = distrusted(shares, (count * gap.clamp(max=0)).exp(), best >= TRAINED)
+        less = distrusted(shares, (count * gap.clamp(max=0)).exp(), follows)
 
         guard = {
             SHARES: torch.where(is_known, mean, less),
             MEASURED: torch.where(is_known, mean, shares),
             DEGREES: torch.where(is_known, hot.to(shares.dtype), own[DEGREES]),
-            BEST: best.to(shares.dtype),
+            FOLLOWS: (best > 0).to(shares.dtype),
             EVIDENCE: torch.where(is_known, fresh, torch.stack([own_log, count, gap])).to(shares.dtype),
         }
         said = dict(zip(REPORTED, guard[SHARES].unbind(), strict=True))
