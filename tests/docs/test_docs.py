@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import io
 import re
@@ -15,6 +16,7 @@ import click
 import pytest
 from typer.main import get_command
 
+import fedc2i
 from fedc2i.cli.main import app
 from fedc2i.data import digits
 from support.helpers import call
@@ -176,3 +178,10 @@ def test_the_readme_fits_its_purpose() -> None:
 def test_no_placeholder_is_left() -> None:
     for name, text in TEXTS.items():
         assert not re.search(r"@[A-Z0-9]+@|\bTODO\b|\bFIXME\b", text), name
+
+
+def test_contributing_names_all_that_a_method_may_override() -> None:
+    own = {name for name in vars(fedc2i.Method) if not name.startswith("_") and name != "registry"}
+    site = {field.name for field in dataclasses.fields(fedc2i.Site)}
+    missing = {name for name in own | site if not re.search(rf"`(site\.)?{name}\b", TEXTS["CONTRIBUTING.md"])}
+    assert not missing
