@@ -1,8 +1,8 @@
-"""``python -m benchmarks.many_clients``: memory and seconds of a run whose clients' models rest outside the device.
+"""``python -m benchmarks.many_clients``: memory and seconds of a run whose clients' models are offloaded.
 
-Each run is a process of its own. On a CPU it believes that ``--free`` GB of memory are free, so that models rest in a
+Each run is a process of its own. On a CPU it believes that ``--free`` GB of memory are free, so that models go to a
 scratch file although this machine may have room for them. With ``--device cuda`` the model is a ResNet-18, and the
-models of 1,000 clients rest in host memory.
+models of 1,000 clients go to host memory.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ class ClientModels:
 
 
 class Store:
-    """Where clients' models are: on the device, all clients computed at once. See `fedc2i.engine.resting_models`."""
+    """Where clients' models are: on the device, all clients computed at once. See `fedc2i.engine.offloaded_models`."""
 
-    rests = False
+    offloads = False
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -48,7 +48,7 @@ class Store:
         """Models of these clients, none of them there yet."""
         return ClientModels(clients, self.device)
 
-    def shares(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
+    def chunks(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
         """The clients that are computed at once, one after the other."""
         return [tuple(clients)] if clients else []
 
@@ -70,8 +70,8 @@ class SeedRun:
         self._store, self._keeps_logits = store, keeps_logits
         self._audience = tuple(range(len(names)))
         self._own = self._received = store.new(self._audience)
-        for some in store.shares(self._audience):
-            self._own.put(some, context.first_models([names[m] for m in some], settings.init, not store.rests))
+        for some in store.chunks(self._audience):
+            self._own.put(some, context.first_models([names[m] for m in some], settings.init, not store.offloads))
         self.exchange = Exchange(context, settings, names, samples, self._own.tensors)
         self._chosen = self._choose(1)
         self._starts = self._own.of(self._chosen)
@@ -100,9 +100,9 @@ class SeedRun:
         self._keep_scores("trained", batches, [own.metrics for own in trained])
 
     def absent(self, number: int) -> Iterator[list[ClientBatch]]:
-        """The clients that do not train in a round, with the models they have, a share of them at a time."""
+        """The clients that do not train in a round, with the models they have, a chunk of them at a time."""
         trains = set(self._chosen)
-        for some in self._store.shares([m for m in range(len(self.names)) if m not in trains]):
+        for some in self._store.chunks([m for m in range(len(self.names)) if m not in trains]):
             yield self._batches(some, self._own.of(some), number)
 
     def keep_absent(self, batches: Sequence[ClientBatch], metrics: Sequence[list[Scored]]) -> None:
@@ -132,14 +132,14 @@ class SeedRun:
         return self.exchange.download(self._chosen[k]).to(self._chosen[k])
 
     def personalising(self, number: int) -> Iterator[list[ClientBatch]]:
-        """The clients that need what the exchange brought, with the models they have, a share of them at a time."""
+        """The clients that need what the exchange brought, with the models they have, a chunk of them at a time."""
         self._audience = self.exchange.audience(number)
         self._received, self._measured = self._store.new(self._audience), []
-        for some in self._store.shares(self._audience):
+        for some in self._store.chunks(self._audience):
             yield self._batches(some, self._own.of(some), number)
 
     def keep_received(self, batches: Sequence[ClientBatch], personalised: Sequence[Personalised]) -> None:
-        """Takes what a share of the clients made of the download."""
+        """Takes what a chunk of the clients made of the download."""
         some = sorted(m for batch in batches for m in batch.clients)
         self._received.put(some, self._joined([own.params for own in personalised], some))
         self._keep_scores("received", batches, [own.metrics for own in personalised])
@@ -200,7 +200,7 @@ class SeedRun:
     def restore(self, tensors: Params, values: Mapping[str, Any], number: int) -> None:
         """Takes the state after round ``number``, which `checkpoint_check` has accepted."""
         models = {name for name in tensors if name.startswith(("own/", "received/"))}
-        on_cpu = {*values["on_cpu"]} | models if self._store.rests else {*values["on_cpu"]} - models
+        on_cpu = {*values["on_cpu"]} | models if self._store.offloads else {*values["on_cpu"]} - models
         device = self._store.device
         moved = {id(own): own.to(device) for name, own in tensors.items() if name not in on_cpu}  # of many names, once
         tensors = {name: own if name in on_cpu else moved[id(own)] for name, own in tensors.items()}

@@ -91,20 +91,20 @@ def simulate(
 def _round(number: int, due: bool, runs: Sequence[SeedRun], executor: Executor, device: torch.device) -> list[Round]:
     """One round of every seed; if an evaluation is due, all clients are evaluated after both computations."""
     began = time.perf_counter()
-    asked: Sequence[list[ClientBatch]] = [run.training(number) for run in runs]
-    trained = _together(executor.train, asked, due)
-    for run, batches, own in zip(runs, asked, trained, strict=True):
+    training = [run.training(number) for run in runs]
+    trained = _together(executor.train, training, due)
+    for run, batches, own in zip(runs, training, trained, strict=True):
         run.keep_models(batches, own)
-    for asked in _shares([run.absent(number) for run in runs if due]):
-        for run, batches, metrics in zip(runs, asked, _together(executor.evaluate, asked), strict=True):
-            run.keep_absent(batches, metrics)
+    for absent in _in_turn([run.absent(number) for run in runs if due]):
+        for run, batches, scores in zip(runs, absent, _together(executor.evaluate, absent), strict=True):
+            run.keep_absent(batches, scores)
     # Of all seeds before one is read, which waits for a GPU.
     made_uploads = [run.make_uploads(own, number) for run, own in zip(runs, trained, strict=True)]
     for run, (uploads, measured) in zip(runs, made_uploads, strict=True):
         run.send_uploads(uploads, measured, number)
         run.exchange.combine(number)
-    for asked in _shares([run.personalising(number) for run in runs]):
-        for run, batches, made in zip(runs, asked, _together(executor.personalise, asked, due), strict=True):
+    for receiving in _in_turn([run.personalising(number) for run in runs]):
+        for run, batches, made in zip(runs, receiving, _together(executor.personalise, receiving, due), strict=True):
             run.keep_received(batches, made)
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -112,9 +112,9 @@ def _round(number: int, due: bool, runs: Sequence[SeedRun], executor: Executor, 
     return [run.finish(number, due, seconds) for run in runs]
 
 
-def _shares(asked: Sequence[Iterator[list[ClientBatch]]]) -> Iterator[Sequence[list[ClientBatch]]]:
-    """The next share of every seed's clients, until no seed has any; usually all clients are one share."""
-    yield from zip_longest(*asked, fillvalue=[])
+def _in_turn(chunks: Sequence[Iterator[list[ClientBatch]]]) -> Iterator[Sequence[list[ClientBatch]]]:
+    """The next chunk of every seed's clients, until no seed has any; usually all clients are one chunk."""
+    yield from zip_longest(*chunks, fillvalue=[])
 
 
 def _together(
@@ -133,7 +133,7 @@ def _store(
     clients, participants = len(names), settings.participants(len(names))
     if participants == clients:
         return Store(device)
-    from fedc2i.engine.resting_models import choose_store
+    from fedc2i.engine.offloaded_models import choose_store
 
     one = size_in_bytes(contexts[0].first_model(names[0], settings.init))
     return choose_store(device, len(contexts) * clients * one, participants)

@@ -1,4 +1,4 @@
-"""Models that rest in host memory or in a file: the same bits, and no more of them in memory than take part."""
+"""Models that are offloaded to host memory or a file: the same bits, and no more of them in memory than take part."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ import torch
 from fedc2i import Federation, Method, Model, UserError
 from fedc2i.core import memory
 from fedc2i.core.params import rows, size_in_bytes
-from fedc2i.engine import resting_models
-from fedc2i.engine.resting_models import COPIES, HOST_SHARE, RESTING, SHARE, RestingModels, RestingStore, choose_store
+from fedc2i.engine import offloaded_models
+from fedc2i.engine.offloaded_models import (
+    COPIES,
+    HOST_SHARE,
+    OFFLOADED,
+    SHARE,
+    OffloadedModels,
+    OffloadedStore,
+    choose_store,
+)
 from fedc2i.engine.seed_run import Store
 from fedc2i.methods.fedavg import FedAvg
 from support.cut_runs import assert_goes_on
@@ -27,14 +35,16 @@ EMPTY = {"none": torch.zeros(5, 0)}
 
 
 @pytest.fixture(params=["host", "file"])
-def at_rest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every run with partial participation lets its models rest."""
-    monkeypatch.setattr(resting_models, "choose_store", lambda device, size, few: RestingStore(CPU, request.param, few))
+def offloaded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run with partial participation offloads its models."""
+    monkeypatch.setattr(
+        offloaded_models, "choose_store", lambda device, size, few: OffloadedStore(CPU, request.param, few)
+    )
 
 
 @pytest.mark.parametrize("place", ["host", "file"])
 def test_rows_come_back_as_they_were_put(place: Any) -> None:
-    models, given = RestingModels([7, 3, 5, 9, 1], CPU, place), {**ODD, **EMPTY}
+    models, given = OffloadedModels([7, 3, 5, 9, 1], CPU, place), {**ODD, **EMPTY}
     models.put([3, 9], rows(given, [1, 3]))
     models.put([7, 5, 1], rows(given, [0, 2, 4]))
     for name, tensor in models.of([1, 3, 7]).items():
@@ -47,29 +57,29 @@ def test_rows_come_back_as_they_were_put(place: Any) -> None:
     assert torch.equal(models.tensors["w"], ODD["w"][[0, 0, 2, 3, 4]])
 
 
-def test_whether_models_rest_does_not_depend_on_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_models_are_offloaded_does_not_depend_on_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     room = int(COPIES * 1000 / SHARE)
     monkeypatch.setattr(memory, "total", lambda: room)
     for free in (0, room):
         monkeypatch.setattr(memory, "available", lambda free=free: free)
-        assert not choose_store(CPU, 1000, 2).rests
-        assert choose_store(CPU, 1001, 2).rests
+        assert not choose_store(CPU, 1000, 2).offloads
+        assert choose_store(CPU, 1001, 2).offloads
     card = SimpleNamespace(total_memory=room // 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     cuda = torch.device("cuda")
-    assert [choose_store(cuda, size, 2).rests for size in (500, 501)] == [False, True]
-    assert isinstance(choose_store(cuda, 1000, 2).new(range(3)), RestingModels)
-    monkeypatch.setattr(memory, "available", lambda: int(RESTING * 1000 / HOST_SHARE))
+    assert [choose_store(cuda, size, 2).offloads for size in (500, 501)] == [False, True]
+    assert isinstance(choose_store(cuda, 1000, 2).new(range(3)), OffloadedModels)
+    monkeypatch.setattr(memory, "available", lambda: int(OFFLOADED * 1000 / HOST_SHARE))
     assert vars(choose_store(cuda, 1000, 2))["_place"] == "host"
     assert vars(choose_store(cuda, 1001, 2))["_place"] == "file"
 
 
-def test_few_models_are_on_the_device_and_many_are_computed_in_shares() -> None:
-    store = RestingStore(CPU, "file", 2)
-    assert not isinstance(store.new([4, 5]), RestingModels)
-    assert store.shares([0, 2, 4, 6, 8]) == [(0, 2), (4, 6), (8,)]
-    assert store.shares([]) == Store(CPU).shares([]) == []
-    assert Store(CPU).shares([1, 2]) == [(1, 2)]
+def test_few_models_are_on_the_device_and_many_are_computed_in_chunks() -> None:
+    store = OffloadedStore(CPU, "file", 2)
+    assert not isinstance(store.new([4, 5]), OffloadedModels)
+    assert store.chunks([0, 2, 4, 6, 8]) == [(0, 2), (4, 6), (8,)]
+    assert store.chunks([]) == Store(CPU).chunks([]) == []
+    assert Store(CPU).chunks([1, 2]) == [(1, 2)]
 
 
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,13 +89,13 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr("os.posix_fallocate", full)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)$"):
-        RestingModels([0, 1, 2, 3, 4], CPU, "file").put(range(5), ODD)
+        OffloadedModels([0, 1, 2, 3, 4], CPU, "file").put(range(5), ODD)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_system_that_reserves_no_room_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("os.posix_fallocate")
-    models = RestingModels(range(5), CPU, "file")
+    models = OffloadedModels(range(5), CPU, "file")
     models.put(range(5), ODD)
     assert torch.equal(models.of([3])["w"], ODD["w"][[3]])
 
@@ -113,21 +123,21 @@ def test_a_run_has_the_same_bits(
 
     usual = run()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resting_models, "choose_store", lambda device, size, few: RestingStore(CPU, "file", few))
-        resting = run()
-    assert_same_run(resting, usual)
+        patch.setattr(offloaded_models, "choose_store", lambda device, size, few: OffloadedStore(CPU, "file", few))
+        own = run()
+    assert_same_run(own, usual)
     # Two uploads are too few for a median: those of earlier rounds count, whose norms are all that is kept of them.
     assert any(report.refused for report in usual[1]) == (case == "attacked")
 
 
-@pytest.mark.usefixtures("at_rest")
+@pytest.mark.usefixtures("offloaded")
 def test_it_resumes_to_the_bit(tmp_path: Path, model: Model, make_federation: Callable[..., Federation]) -> None:
-    """From a state that is a copy: rows at rest are replaced in place."""
+    """From a state that is a copy: offloaded rows are replaced in place."""
     how = {"clients_per_round": 2, "evaluate_every": 2, "rounds": 3}
     assert_goes_on(tmp_path, FedAvg(), model, make_federation(SIZES), (0, 3), **how)
 
 
-@pytest.mark.usefixtures("at_rest")
+@pytest.mark.usefixtures("offloaded")
 @pytest.mark.parametrize("evaluate_every", [1, 0])
 def test_no_more_models_are_computed_at_once_than_take_part(
     evaluate_every: int, model: Model, make_federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch

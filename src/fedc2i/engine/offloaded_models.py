@@ -1,9 +1,9 @@
-"""Models of many clients that rest outside the device; only rows of those that are computed are fetched.
+"""Models of many clients that are offloaded from the device; only rows of those that are computed are fetched.
 
 A device may not have room for every client's model, or a machine for all of them. If few clients take part in a round,
-the models then rest in host memory, or in a scratch file if that is too small, and the device holds no more of them
-than take part. A scratch file has no name: it is gone with the process, however that ends. ``TMPDIR`` says where it is;
-on a system whose ``/tmp`` is in memory, it should name a folder on a disk.
+the models are then offloaded to host memory, or to a scratch file if that is too small, and the device holds no more
+of them than take part. A scratch file has no name: it is gone with the process, however that ends. ``TMPDIR`` says
+where it is; on a system whose ``/tmp`` is in memory, it should name a folder on a disk.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from fedc2i.engine.seed_run import ClientModels, Store
 
 Place = Literal["host", "file"]
 
-SHARE = 0.5  # of a memory that models may take before they rest elsewhere
+SHARE = 0.5  # of a memory that models may take before they are offloaded
 COPIES = 3  # of every client's model: its own, what it received, and one of them while rows are replaced
 HOST_SHARE = 0.8  # of free host memory; little else is there
-RESTING = 2  # copies of models that rest: their rows are replaced in place
+OFFLOADED = 2  # copies of offloaded models: their rows are replaced in place
 _ALIGNED = 64  # bytes
 _PIECE = 2**24  # numbers that a thread touches at a time
 
@@ -39,18 +39,18 @@ _PIECE = 2**24  # numbers that a thread touches at a time
 def choose_store(device: torch.device, size: int, participants: int) -> Store:
     """The nearest place that has room for all models, ``size`` bytes in all, if ``participants`` train in a round.
 
-    Whether they rest may change roundings, so it depends on what the device has, not on what is free at the moment.
+    Offloading may change roundings, so it depends on what the device has, not on what is free at the moment.
     """
     if COPIES * size <= SHARE * _memory_of(device):
         return Store(device)
-    in_memory = device.type != "cpu" and RESTING * size <= HOST_SHARE * memory.available()
-    return RestingStore(device, "host" if in_memory else "file", participants)
+    in_memory = device.type != "cpu" and OFFLOADED * size <= HOST_SHARE * memory.available()
+    return OffloadedStore(device, "host" if in_memory else "file", participants)
 
 
-class RestingStore(Store):
-    """Models rest in a place other than the device."""
+class OffloadedStore(Store):
+    """Models are in a place other than the device."""
 
-    rests = True
+    offloads = True
 
     def __init__(self, device: torch.device, place: Place, at_once: int) -> None:
         """``at_once``: how many clients are computed at once."""
@@ -60,14 +60,14 @@ class RestingStore(Store):
     def new(self, clients: Sequence[int]) -> ClientModels:
         """See `Store.new`; few models are on the device."""
         few = len(clients) <= self._at_once
-        return super().new(clients) if few else RestingModels(clients, self.device, self._place)
+        return super().new(clients) if few else OffloadedModels(clients, self.device, self._place)
 
-    def shares(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
-        """See `Store.shares`."""
+    def chunks(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
+        """See `Store.chunks`."""
         return [tuple(clients[low : low + self._at_once]) for low in range(0, len(clients), self._at_once)]
 
 
-class RestingModels(ClientModels):
+class OffloadedModels(ClientModels):
     """`ClientModels` whose ``tensors`` are in host memory or in a scratch file, and are changed in place."""
 
     def __init__(self, clients: Sequence[int], device: torch.device, place: Place) -> None:
