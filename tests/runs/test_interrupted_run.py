@@ -433,7 +433,7 @@ def test_the_size_of_a_checkpoint_is_known_from_the_shapes(
         checkpoint.save(tmp_path, number, *state())
         sizes.append((tmp_path / f"round{number:06d}.safetensors").stat().st_size)
 
-    compute(planned, keep=keep)
+    compute(planned, on_state=keep)
     assert state_size(*planned.parts) == pytest.approx(max(sizes), rel=0.25)
 
 

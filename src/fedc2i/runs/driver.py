@@ -74,16 +74,17 @@ def advance(plan: Plan, folder: Path, observer: Observer | None = None) -> Resul
     Raises:
         UserError: if there are checkpoints, and the run cannot resume from any of them.
     """
-    files, seconds, say = RunFolder(folder, plan.federation.names), _seconds(plan), sayer(observer)
-    start, reports = latest(plan, folder) or (None, [])
-    if start is not None:
-        say(f"{folder} resumes after round {start.round}")
+    files, seconds = RunFolder(folder, plan.federation.names), _seconds(plan)
+    say = sayer(observer)
+    resume, reports = latest(plan, folder) or (None, [])
+    if resume is not None:
+        say(f"{folder} resumes after round {resume.round}")
     size = state_size(*plan.parts)
     writer.begin(folder, plan.fingerprint, size, seconds, say)  # first: a folder with config.toml can be resumed
     files.begin(plan.config)
     files.restart(reports)
     with RunWriter(files, seconds) as writing:
-        return compute(plan, observer, writing.record, writing.save, start, reports)
+        return compute(plan, observer, writing.record, on_state=writing.save, resume=resume, reports=reports)
 
 
 def latest(plan: Plan, folder: Path) -> tuple[ResumePoint, list[Round]] | None:
@@ -109,9 +110,9 @@ def _seconds(plan: Plan) -> float | None:
 def compute(
     plan: Plan,
     observer: Observer | None = None,
-    record: Callable[[Round], None] = lambda report: None,
-    keep: OnState | None = None,
-    start: ResumePoint | None = None,
+    on_round: Callable[[Round], None] = lambda report: None,
+    on_state: OnState | None = None,
+    resume: ResumePoint | None = None,
     reports: Sequence[Round] = (),
 ) -> Result:
     """Runs all seeds on the plan's engine and writes nothing itself.
@@ -119,24 +120,25 @@ def compute(
     Args:
         plan: what to run.
         observer: watches the run.
-        record: is given every report at once.
-        keep: is called after every round by engines that have a state.
-        start: the state to resume from.
+        on_round: is given every report at once.
+        on_state: is called after every round by engines that have a state.
+        resume: the state to resume from.
         reports: of the rounds up to there.
     """
     plan.require_engine()
-    config, result, work = plan.config, plan.empty_result(), plan.on_features(observer)
+    config, result = plan.config, plan.empty_result()
+    work = plan.on_features(observer)
 
-    def on_round(report: Round) -> None:
+    def take(report: Round) -> None:
         result.rounds.append(report)
-        record(report)
+        on_round(report)
         if observer is not None:
             observer.round(report)
 
     result.rounds += reports
     if observer is not None:
         observer.begin(result)
-        for report in () if start is None else start.last.values():
+        for report in () if resume is None else resume.last.values():
             observer.round(report)
     on_client = None if observer is None else observer.client
     if config.engine == "flower-sim":
@@ -144,12 +146,12 @@ def compute(
         from fedc2i.flower.answer_collector import Policy
 
         policy = Policy(config.deadline, config.min_sites, config.wire == "float16", poll=0.05)
-        how = config.ray_address, config.torch_device(), on_round, on_client, sayer(observer)
+        how = config.ray_address, config.torch_device(), take, on_client, sayer(observer)
         simulation.federate(*work.parts, policy, *how)
     else:
         device = config.torch_device()
         before = _kernel_uses(device)
-        result.outcomes = simulate(*work.parts, device, on_round, on_client, keep, start)
+        result.outcomes = simulate(*work.parts, device, take, on_client, on_state, resume)
         result.own_kernels = _kernel_uses(device) > before if device.type == "cuda" else None
     result.rounds.sort(key=lambda report: config.seeds.index(report.seed))
     return result
