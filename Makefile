@@ -48,7 +48,7 @@ test-slow: install-dev
 TRITON := $(VENV)/triton-3.7.1
 
 test-kernels: install-dev $(TRITON)
-	$(PARALLEL) TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/engine/test_gpu_layers.py tests/engine/test_own_layers.py
+	$(PARALLEL) TRITON_INTERPRET=1 PYTHONPATH=$(TRITON) $(BIN)/python -m pytest tests/engine/test_gpu_layers.py tests/engine/test_own_layers.py tests/engine/test_winograd.py
 
 $(TRITON): | $(BIN)/python
 	@echo "Installing Triton (190 MB, Linux only) into $(TRITON) ..."

@@ -41,7 +41,7 @@ def fits(x: Tensor, weight: Tensor, stride: Pair, padding: Pair, dilation: Pair)
     """
     if weight.shape[2:] != (3, 3) or stride != (1, 1) or dilation != (1, 1) or min(weight.shape[:2]) < _LEAST:
         return False
-    size = _outputs(x, padding)
+    size = _output_size(x.shape, padding)
     tiles, channels = len(x) * _half(size[0]) * _half(size[1]), max(weight.shape[:2])
     return min(size) > 1 and 4 * 16 * channels * max(tiles, min(weight.shape[:2])) <= _MOST_BYTES
 
@@ -57,15 +57,15 @@ def _half(count: int) -> int:
     return -(-count // 2)
 
 
-def _outputs(x: Tensor, padding: Pair) -> Pair:
-    return x.shape[2] + 2 * padding[0] - 2, x.shape[3] + 2 * padding[1] - 2
+def _output_size(shape: torch.Size, padding: Pair) -> Pair:
+    return shape[2] + 2 * padding[0] - 2, shape[3] + 2 * padding[1] - 2
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair) -> Tensor:
-        size = _outputs(x, padding)
-        tiled = image_tiles(x.permute(0, 2, 3, 1).contiguous(), size, padding)
+        size = _output_size(x.shape, padding)
+        tiled = image_tiles(x.permute(0, 2, 3, 1), size, padding)
         turned = weight_tiles(weight.permute(0, 2, 3, 1).contiguous())
         out = outputs(torch.bmm(tiled, turned.mT), bias, len(x), size)
         ctx.padding = padding
@@ -78,16 +78,16 @@ class _Convolution(torch.autograd.Function):
         if torch.is_grad_enabled():  # a gradient of this gradient is wanted: torch's operations have one
             given = (x, weight, bias)
             return *second_order(lambda x, w, b: torch.conv2d(x, w, b, 1, ctx.padding), given, grad_output), None
-        slope = grad_output.permute(0, 2, 3, 1).contiguous()
+        grad_output = grad_output.permute(0, 2, 3, 1).contiguous()
         dx = dw = db = None
         if any(ctx.needs_input_grad[:2]):
-            slopes = slope_tiles(slope)
+            grad_products = product_gradient(grad_output)
             if ctx.needs_input_grad[1]:
-                dw = weight_gradient(sum_of_products(slopes, tiled)).permute(0, 3, 1, 2)
+                dw = weight_gradient(sum_of_products(grad_products, tiled)).permute(0, 3, 1, 2)
             if ctx.needs_input_grad[0]:
-                dx = image_gradient(torch.bmm(slopes, turned), x.shape, ctx.padding).permute(0, 3, 1, 2)
+                dx = image_gradient(torch.bmm(grad_products, turned), x.shape, ctx.padding).permute(0, 3, 1, 2)
         if bias is not None and ctx.needs_input_grad[2]:
-            db = slope.sum((0, 1, 2))
+            db = grad_output.sum((0, 1, 2))
         return dx, dw, db, None
 
 
@@ -125,21 +125,21 @@ def outputs(products: Tensor, bias: Tensor | None, count: int, size: Pair) -> Te
     return out
 
 
-def slope_tiles(slope: Tensor) -> Tensor:
-    """Gradients of images ``(N, H', W', O)`` to those of products, ``(16, T, O)``."""
-    count, height, width, channels = slope.shape
+def product_gradient(grad_output: Tensor) -> Tensor:
+    """The gradient of outputs ``(N, H', W', O)`` to that of products, ``(16, T, O)``."""
+    count, height, width, channels = grad_output.shape
     down, across = _half(height), _half(width)
-    out = slope.new_empty(16, count * down * across, channels)
+    out = grad_output.new_empty(16, count * down * across, channels)
     grid, block = _programs(out.shape[1], channels)
-    kernels.of_slopes[grid](slope, out, out.shape[1], down, across, height, width, channels, *block)
+    kernels.of_outputs[grid](grad_output, out, out.shape[1], down, across, height, width, channels, *block)
     return out
 
 
-def sum_of_products(slopes: Tensor, tiled: Tensor, parts: int | None = None) -> Tensor:
-    """The gradient of U ``(16, O, C)``: sums over all tiles, in ``parts`` that fill the GPU, then over these."""
-    (_, tiles, channels), many = tiled.shape, slopes.shape[2]
-    parts = parts or _parts(tiles, many, channels)
-    cut = [own.reshape(16 * parts, tiles // parts, -1) for own in (slopes, tiled)]
+def sum_of_products(grad_products: Tensor, tiled: Tensor) -> Tensor:
+    """The gradient of U ``(16, O, C)``: sums over all tiles, in parts that fill the GPU, then over these."""
+    (_, tiles, channels), many = tiled.shape, grad_products.shape[2]
+    parts = _parts(tiles, many, channels)
+    cut = [own.reshape(16 * parts, tiles // parts, -1) for own in (grad_products, tiled)]
     found = torch.bmm(cut[0].mT, cut[1])
     return found if parts == 1 else found.reshape(16, parts, many, channels).sum(1)
 
@@ -153,23 +153,23 @@ def _parts(tiles: int, many: int, channels: int) -> int:
     return parts
 
 
-def weight_gradient(slopes: Tensor) -> Tensor:
+def weight_gradient(grad_u: Tensor) -> Tensor:
     """The gradient of U ``(16, O, C)`` to that of weights, ``(O, 3, 3, C)``."""
-    _, many, channels = slopes.shape
-    out = slopes.new_empty(many, 3, 3, channels)
-    kernels.to_weights[(-(-many * channels // _NUMBERS),)](slopes, out, many * channels, channels, _NUMBERS)
+    _, many, channels = grad_u.shape
+    out = grad_u.new_empty(many, 3, 3, channels)
+    kernels.to_weights[(-(-many * channels // _NUMBERS),)](grad_u, out, many * channels, channels, _NUMBERS)
     return out
 
 
-def image_gradient(slopes: Tensor, shape: torch.Size, padding: Pair) -> Tensor:
+def image_gradient(grad_v: Tensor, shape: torch.Size, padding: Pair) -> Tensor:
     """The gradient of V ``(16, T, C)`` to that of images ``(N, H, W, C)``; ``shape`` is ``(N, C, H, W)``."""
     count, channels, height, width = shape
-    down, across = _half(height + 2 * padding[0] - 2), _half(width + 2 * padding[1] - 2)
-    out = slopes.new_empty(count, height, width, channels)
+    down, across = (_half(own) for own in _output_size(shape, padding))
+    out = grad_v.new_empty(count, height, width, channels)
     # Pixels 1 and 2 of a tile, of tiles from the one with the first pixel to that with the last.
     first = [(padding[a] - 1) // 2 for a in (0, 1)]
     pairs = [(padding[a] + shape[2 + a] - 2) // 2 - first[a] + 1 for a in (0, 1)]
     grid, block = _programs(count * pairs[0] * pairs[1], channels)
-    where = (slopes.shape[1], down, across, height, width, *padding, *pairs, *first, channels)
-    kernels.to_images[grid](slopes, out, *where, *block)
+    where = (grad_v.shape[1], down, across, height, width, *padding, *pairs, *first, channels)
+    kernels.to_images[grid](grad_v, out, *where, *block)
     return out

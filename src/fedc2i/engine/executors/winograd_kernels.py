@@ -125,13 +125,13 @@ def _from_a(a, b):
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def of_slopes(
-    slope, out, tiles, down, across, height, width, channels,
+def of_outputs(
+    grad_output, out, tiles, down, across, height, width, channels,
     block_tiles: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
     """The gradient of `to_outputs`: ``(N, height, width, C)`` to ``A dY Aᵀ``, ``(16, T, C)``."""
     tile, image, y, z, c, mask = _block(tiles, down, across, channels, block_tiles, block_channels)
-    place = slope + ((image * height + 2 * y) * width + 2 * z) * channels + c
+    place = grad_output + ((image * height + 2 * y) * width + 2 * z) * channels + c
     below, right = mask & (2 * y + 1 < height), 2 * z + 1 < width
     a0, a1, a2, a3 = _from_a(
         tl.load(place, mask=mask, other=0.0), tl.load(place + channels, mask=mask & right, other=0.0)
@@ -165,7 +165,7 @@ def _overlaps(place, step, channels, mask, before, here, after):
 
 @triton.jit(do_not_specialize=_SIZES)
 def to_images(
-    slopes, out, tiles, down, across, height, width, top, left, pairs, pairs_across, first, first_across, channels,
+    grad_v, out, tiles, down, across, height, width, top, left, pairs, pairs_across, first, first_across, channels,
     block_tiles: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
     """The gradient of `of_images`: ``B dV Bᵀ`` of ``(16, T, C)``, added up where tiles overlap.
@@ -177,7 +177,7 @@ def to_images(
     count = tiles // (down * across) * pairs * pairs_across
     _, image, y, z, c, mask = _block(count, pairs, pairs_across, channels, block_tiles, block_channels)
     y, z, step, line = y + first, z + first_across, tiles * channels, across * channels
-    place = slopes + ((image * down + y) * across + z) * channels + c
+    place = grad_v + ((image * down + y) * across + z) * channels + c
     before, here, after = (z > 0) & (z <= across), (z >= 0) & (z < across), z < across - 1
     above, middle, below = mask & (y > 0) & (y <= down), mask & (y >= 0) & (y < down), mask & (y < down - 1)
     last0, last1 = _overlaps(place + 12 * step - line, step, channels, above, before, here, after)
@@ -251,10 +251,10 @@ def _store_three(place, step, a, b, c, mask):
 
 
 @triton.jit
-def to_weights(slopes, out, numbers, channels, block: tl.constexpr):
+def to_weights(grad_u, out, numbers, channels, block: tl.constexpr):
     """The gradient of `of_weights`: ``Gᵀ dU G`` of ``(16, O, C)``, ``(O, 3, 3, C)``."""
     at = tl.program_id(0) * block + tl.arange(0, block)
-    mask, place = at < numbers, slopes + at
+    mask, place = at < numbers, grad_u + at
     a0, a1, a2 = _to_three(place, numbers, mask)
     b0, b1, b2 = _to_three(place + 4 * numbers, numbers, mask)
     c0, c1, c2 = _to_three(place + 8 * numbers, numbers, mask)
