@@ -234,6 +234,20 @@ def test_influence_by_descent_is_the_runs_own_too(
     assert any("own model is not measured" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(("rate", "noted"), [("0", False), ("1e6", True)])
+def test_half_for_the_best_other_one_is_called_the_largest_weight(
+    rate: str, noted: bool, tmp_path: Path, make_federation: Callable[..., Federation]
+) -> None:
+    """By steep descent all weight goes to one other client, and by definition as much to the own one."""
+    data = write_arrays(tmp_path / "data", make_federation((30, 20, 9)))
+    settings = {"rounds": 1, "epochs": 1, "model": "lenet5", "device": "cpu"}
+    (plan,) = prepare([f"fedc2i-plus:rate={rate}"], settings, data)
+    execute(plan, tmp_path / "run")
+    shown = call("influence", "show", str(tmp_path / "run"), "--samples", "16", "--draws", "20")
+    assert ("0.500" in shown.out) == noted
+    assert shown.out.count("So 0.5 is the largest possible weight: ") == noted
+
+
 def test_command_shows_marks_and_writes_the_file(run_folder: Path) -> None:
     answer = call("influence", "show", str(run_folder), "--draws", "50", "--samples", "30")
     assert answer.code == 0, answer.err

@@ -293,6 +293,20 @@ def test_no_key_number_of_several_runs_is_alone_in_its_row(opened: Page) -> None
     key_numbers_in_rows(opened, 5)
 
 
+def test_scores_of_five_clients_fit_a_laptop_and_those_without_a_value_are_not_in_the_legend(
+    driver: Any, tmp_path: Path
+) -> None:
+    federation = blank_federation(("Cleveland", "Hungary", "Switzerland", "Long Beach", "Emden"))
+    scores = {seed: [[50.0 + seed, 60.0, 70.0, 80.0, np.nan]] for seed in range(2)}
+    results = [made_up(federation, scores), made_up(federation, scores, method=FedAvg())]
+    page = Page(driver, report.write(results, tmp_path / "five.html")).open((1280, 900))
+    wide, room = page.js(
+        "const own = document.getElementById('scores').parentElement;return [own.scrollWidth, own.clientWidth]"
+    )
+    assert wide <= room
+    assert page.js("return document.getElementById('accuracy-legend').children.length") == 4 + 1  # and the average
+
+
 def test_equal_weights_of_one_run_stay_pale(driver: Any, tmp_path: Path) -> None:
     """Half an equal share to both sides, however small the differences are; and this page has six key numbers."""
     vectors = np.full((1, 4, 4), 0.25) + 0.01 * np.eye(4)

@@ -22,7 +22,7 @@ from fedc2i.report.contribution_report import headline, member_sentence, print_c
 from fedc2i.report.html import page
 from fedc2i.report.html.chart_data import chart_data
 from fedc2i.report.html.contribution import contribution_view
-from fedc2i.report.html.members import MOST_METHODS, chance_warnings, members
+from fedc2i.report.html.members import MOST_METHODS, members
 from support.helpers import blank_federation, made_up
 
 NAMES = ("north", "south", "west")
@@ -248,29 +248,6 @@ def test_the_run_of_the_headline_is_shown_if_it_can_be() -> None:
     measured = members([local, low, high], [None, contribution(), contribution()])
     assert measured is not None
     assert measured.title.startswith(f"{high.label}: each client alone and together, ")
-
-
-def test_near_guessing_is_a_warning_of_every_method_of_a_comparison() -> None:
-    federation = blank_federation(NAMES)
-    bad = [made_up(federation, {0: [[33.0, 60.0, 60.0]]}, lift=0.0, method=own) for own in (FedAvg(), Local())]
-    good = made_up(federation, {0: [[50.0, 60.0, 60.0]]})
-    said = chance_warnings([bad[0], good, bad[1]])
-    assert [text.partition(":")[0] for text in said] == ["FedAvg", "Local"]
-    assert chance_warnings([bad[0]] * 6) == (
-        "FedAvg, FedAvg, FedAvg, FedAvg, 2 other methods: no better than guessing (before local training) at north "
-        "(most frequent class 33.3 %).",
-    )
-    text = page.make([bad[0], good, bad[1]])
-    assert text.count('<ul class="warning">') == 1
-    assert text.count("<li>FedAvg: no better") == text.count("<li>Local: no better") == 1
-    assert "FedAvg: no better than guessing (before local training) at north" in text
-
-
-def test_a_score_near_guessing_is_a_warning() -> None:
-    result = made_up(blank_federation(NAMES), {0: [[33.0, 60.0, 60.0]]}, lift=0.0)
-    (said,) = chance_warnings([result])
-    assert "no better than guessing (after local training) at north (33.0 %, most frequent class 33.3 %)" in said
-    assert chance_warnings([made_up(blank_federation(NAMES), {0: [[50.0, 60.0, 60.0]]})]) == ()
 
 
 @pytest.mark.parametrize("measured", [False, True])

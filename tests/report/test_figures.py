@@ -66,6 +66,16 @@ def test_figure_of_a_comparison(tmp_path: Path) -> None:
     assert is_drawn(tmp_path / "comparison.png")
 
 
+def test_clients_without_a_value_are_not_in_the_legend_nor_counted() -> None:
+    one = made_up(blank_federation("abc"), {0: [[50, np.nan, 80]] * 3})
+    axis = figures.accuracy(one).axes[1]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["a", "c", "average of 2"]
+    assert figures.averaged([one, one]) == "average over 2 of 3 clients"
+    whole = made_up(blank_federation("abc"), {0: [[50, 60, 80]]})
+    assert figures.averaged([whole]) == "average over 3 clients"
+    assert figures.averaged([whole, one]) == "average over the clients that were scored"
+
+
 def test_names_that_look_like_formulas(tmp_path: Path) -> None:
     federation = blank_federation(("$\\frac$", "100$ to 200$"), name="folder:$HOME/$x_")
     vectors = {"influence_vector": {0: [[[0.9, 0.1], [0.5, 0.5]]]}}

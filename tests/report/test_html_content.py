@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedc2i.analysis.weights import finite_mean, mean_weights, of_last_round, of_seeds, round_numbers
+from fedc2i.analysis.weights import at_ceiling, finite_mean, mean_weights, of_last_round, of_seeds, round_numbers
 from fedc2i.core.errors import UserError
 from fedc2i.engine.records import POINTS, Predictions
+from fedc2i.methods.base import Method
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.methods.fedc2i import FedC2I
+from fedc2i.methods.fedc2i_plus import FedC2IPlus
 from fedc2i.report.comparison import comparison_table
 from fedc2i.report.html.chart_data import chart_data, pack, round_scores, rounds_to_keep, to_script
 from fedc2i.report.html.graph import MOST_NODES, clusters, graph_nodes
@@ -333,6 +335,32 @@ def test_a_client_is_a_helper_only_clearly_above_an_equal_share() -> None:
     assert headline([0.3, 0.34, 0.36]).startswith("Influence is close to equal")
 
 
+@pytest.mark.parametrize(
+    ("method", "row", "noted"),
+    [
+        (FedC2IPlus(), [0.496, 0.496, 0.008], True),
+        (FedC2IPlus(), [0.48, 0.48, 0.04], False),
+        (FedC2I(), [0.496, 0.496, 0.008], False),
+    ],
+)
+def test_half_is_called_the_largest_weight_where_the_own_one_is_not_measured(
+    method: Method, row: list[float], noted: bool
+) -> None:
+    seen = {"influence_vector": {seed: [[row, [1 / 3] * 3, [1 / 3] * 3]] for seed in (0, 1)}}
+    said = story(made_up(ABC, {0: [[61, 62, 63]], 1: [[61, 62, 63]]}, influence=seen, method=method))
+    assert said.headline == (
+        f"b weighs most with a: λ {row[1]:.2f}{' (0.5 is the largest possible)' if noted else ''}, "
+        f"{3 * row[1]:.1f} times an equal share."
+    )
+    assert (FedC2IPlus.influence_note in said.sentences) == noted
+
+
+def test_half_of_two_clients_is_an_equal_share_and_no_ceiling() -> None:
+    assert not at_ceiling(np.full((2, 2), 0.5), 0)
+    assert at_ceiling(np.array([[0.5, 0.5, 0.0, NAN]] * 4), 0)
+    assert not at_ceiling(np.array([[0.495, 0.499, 0.006]] * 3), 0)  # the own one is not by definition the same
+
+
 @pytest.mark.parametrize(("share", "mentioned"), [(0.41, False), (0.42, True)])  # 1.25 times a third is 0.4167
 def test_a_class_near_the_equal_share_is_no_finding(share: float, mentioned: bool) -> None:
     matrix = np.full((1, 3, 3, 3), 1 / 3)
@@ -393,8 +421,8 @@ def test_other_rounds_are_in_title_and_tile() -> None:
 
 
 def test_runs_on_other_terms_are_said_next_to_the_verdict() -> None:
-    short = made_up(ABC, {0: [[1, 2, 3]] * 3})
-    long = made_up(ABC, {0: [[1, 2, 3]] * 6}, method=FedAvg())
+    short = made_up(ABC, {0: [[61, 62, 63]] * 3})
+    long = made_up(ABC, {0: [[61, 62, 63]] * 6}, method=FedAvg())
     assert warning_notes([long]) == warning_notes([long, long]) == ()
     both = verdict_text([long, short])
     assert both.warnings == ("Not on equal terms: rounds 6 (FedAvg), 3 (FedC²I).",)
@@ -403,7 +431,7 @@ def test_runs_on_other_terms_are_said_next_to_the_verdict() -> None:
 
 
 def test_attacks_and_uploads_left_out_are_said() -> None:
-    honest = made_up(ABC, {0: [[1, 2, 3]] * 2})
+    honest = made_up(ABC, {0: [[61, 62, 63]] * 2})
     config = replace(honest.config, attack="sign-flip@a,c")
     rounds = [replace(report, refused=("a", "c")[: report.round]) for report in honest.rounds]
     attacked = replace(honest, label="other", config=config, rounds=rounds)

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedc2i.analysis.weights import CEILING, at_ceiling
 from fedc2i.core import seeding
 from fedc2i.core.errors import UserError
 from fedc2i.core.files import refuse_links, to_json, write_atomically
@@ -195,7 +196,7 @@ def measure(
         raise UserError(f"{plan.label} reports no influence to put intervals around; {MEASURING}")
     of_whom = names, federation.classes, found.split, found.samples, torch.tensor(found.share)
     return InfluenceIntervals(
-        seed, level, draws, *of_whom, found.whole.get("vector"), found.whole.get("matrix"), _notes(plan)
+        seed, level, draws, *of_whom, found.whole.get("vector"), found.whole.get("matrix"), _notes(plan, found.whole)
     )
 
 
@@ -269,12 +270,15 @@ def _batch(recipe: RunContext, data: ClientData, number: int, samples: int) -> t
     return split.take(order[:samples].to(split.y.device)), drawn[0]
 
 
-def _notes(plan: Plan) -> tuple[str, ...]:
+def _notes(plan: Plan, whole: Mapping[str, Interval]) -> tuple[str, ...]:
     config, notes = plan.config, ["The intervals are over samples only; another seed trains other models."]
     if config.attack or config.clip or config.noise:
         notes.append("In the run uploads were changed on their way (attack, clip, noise); here models are as trained.")
     if plan.method.influence_note:
         notes.append(plan.method.influence_note)
+        own = whole.get("vector")
+        if own is not None and any(at_ceiling(own.estimate.numpy(), m) for m in range(len(own.estimate))):
+            notes.append(f"So {CEILING} is the largest possible weight: no third model then weighs anything.")
     if plan.config.options.get("max_age") is not None:
         notes.append("The run ignored old models (max_age); here every client's last model counts.")
     return tuple(notes)

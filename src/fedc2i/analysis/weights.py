@@ -11,6 +11,9 @@ import numpy as np
 from fedc2i.engine.records import LARGE
 from fedc2i.runs.results import Array, Result
 
+CEILING = 0.5  # the largest weight where a client's own model weighs as much as the best other one
+NEAR = 0.01  # below it, a weight counts as the largest
+
 
 def finite_mean(stack: Sequence[Array] | Array) -> Array:
     """Over the first axis, of the finite values; nan where there is none."""
@@ -76,6 +79,17 @@ def of_last_round(result: Result, name: str) -> Array:
         if any(np.isfinite(array).any() for array in found[number]):
             return mean_weights(found[number], helpers=2)
     return np.zeros((0,))
+
+
+def at_ceiling(vector: Array, m: int) -> bool:
+    """Whether λ ``(M, M)`` gives client m's own model and one other a half each, and there are more models.
+
+    Where the own model is not measured but weighs as much as the best other one, no weight can be larger.
+    """
+    others = np.delete(vector[m], m)
+    best = max(others[np.isfinite(others)], default=0.0)
+    is_shared = np.isfinite(vector[m]).sum() > 2 and np.isclose(vector[m, m], best, rtol=1e-5, atol=0)
+    return bool(is_shared and best >= CEILING - NEAR)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from rich.text import Text
 from fedc2i.core.errors import UserError, printable
 from fedc2i.core.files import to_json, write_atomically
 from fedc2i.engine.records import MOST_NAMED, POINTS, Point
+from fedc2i.report.guessing import guessing_notes
 from fedc2i.report.published import MISPRINTS, PUBLISHED
 from fedc2i.report.table import POINT_COLUMN, POINT_NOTE, SHORT, Row, Table, counted, metric_words, starred
 from fedc2i.runs.results import WORST, Result, Score, summary
@@ -91,6 +92,7 @@ def comparison_table(results: Sequence[Result], against_paper: bool = False, *, 
         *attack_notes(results),
         WORST_NOTE,
         *([MAJORITY_NOTE] if guesses else []),
+        *guessing_notes(results),
         *undefined_notes(results),
         *diverged_notes(results),
         *(tie_notes(average, results) if tied else []),

@@ -14,7 +14,7 @@ from fedc2i.core.files import write_atomically
 from fedc2i.data.federation import Federation
 from fedc2i.data.sources import shows_images
 from fedc2i.engine.records import POINTS, Point
-from fedc2i.report.table import WHEN, metric_words
+from fedc2i.report.table import WHEN, counted, metric_words
 from fedc2i.runs.results import Array, Result
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def draw_comparison(results: Sequence[Result], folder: Path) -> None:
         comparison_panel(axis, results, point)
     axes[0][0].legend(fontsize=8)
     axes[0][1].sharey(axes[0][0])
-    figure.suptitle(plain(f"average over clients on {results[0].config.data}{mean_of(results[0])}"), fontsize=11)
+    figure.suptitle(plain(f"{averaged(results)} on {results[0].config.data}{mean_of(results[0])}"), fontsize=11)
     save(figure, folder / "comparison.png")
 
 
@@ -59,6 +59,16 @@ def comparison_panel(axis: Axes, results: Sequence[Result], point: Point) -> Non
         marker = "." if len(rounds) < 3 else None
         axis.plot(rounds, np.ma.masked_invalid(values).mean(axis=1), label=plain(result.label), marker=marker)
     _dress(axis, WHEN[point], results[0])
+
+
+def averaged(results: Sequence[Result]) -> str:
+    """``average over 4 of 5 clients``: those that were scored; without numbers where they differ between results."""
+    curves = [result.curve(point, result.config.metric)[1] for result in results for point in POINTS]
+    scored, clients = {int(np.isfinite(own).any(axis=0).sum()) for own in curves}, {own.shape[1] for own in curves}
+    if len(scored) > 1 or len(clients) > 1:
+        return "average over the clients that were scored"
+    (number,), (all_of_them,) = scored, clients
+    return f"average over {f'{number} of ' if number < all_of_them else ''}{counted(all_of_them, 'client')}"
 
 
 def accuracy(result: Result) -> Figure:
@@ -77,7 +87,8 @@ def accuracy_panel(axis: Axes, result: Result, point: Point) -> None:
     rounds, values = result.curve(point, result.config.metric)
     marker = "." if len(rounds) < 3 else None
     for k, name in enumerate(names[:MOST_PANELS]):
-        axis.plot(rounds, values[:, k], label=plain(name), linewidth=1.2, marker=marker)
+        label = plain(name) if np.isfinite(values[:, k]).any() else None  # else in the legend without a line
+        axis.plot(rounds, values[:, k], label=label, linewidth=1.2, marker=marker)
     average = np.ma.masked_invalid(values).mean(axis=1)  # a gap where nobody was scored
     scored = int(np.isfinite(values).any(axis=0).sum())
     axis.plot(rounds, average, color="black", linewidth=2, label=f"average of {scored}", marker=marker)

@@ -62,7 +62,7 @@ def plot_accuracy(
     else:
         figures.comparison_panel(axis, chosen, point)
     figures.name_lines(axis)
-    what = first.label if alone else "average over clients"
+    what = first.label if alone else figures.averaged(chosen)
     title = f"{what} on {first.config.data}, {WHEN[point]}{figures.mean_of(first)}"
     axis.set_title(figures.plain(title), fontsize=10)
     return axis

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedc2i.analysis.weights import DomainShare, domain_of, of_last_round, of_seeds
+from fedc2i.analysis.weights import CEILING, DomainShare, at_ceiling, domain_of, of_last_round, of_seeds
 from fedc2i.report.html.verdict import Text
 from fedc2i.report.table import counted, decimals, percent
 from fedc2i.runs.results import Array, Result
@@ -117,11 +117,14 @@ def influence_text(result: Result, found: Sequence[ClientInfluence]) -> Text:
     if times < 1 + FLAT:
         line = _nobody(vector, equal, names)
     else:
-        line = f"{names[helper]} weighs most with {names[m]}: λ {share:.{places}f}, {times:.1f} times an equal share."
+        is_most = bool(result.method.influence_note) and at_ceiling(vector, m)
+        most = f" ({CEILING} is the largest possible)" if is_most else ""
+        line = f"{names[helper]} weighs most with {names[m]}: λ {share:.{places}f}{most}, "
+        line += f"{times:.1f} times an equal share."
         steady = f"{names[helper]} is first in {found[m].steady} of {found[m].seeds} seeds."
         other = f"In the other direction, {names[m]} has λ {vector[helper, m]:.{places}f} at {names[helper]}."
         both = [steady] * (found[m].seeds > 1) + [other] * bool(np.isfinite(vector[helper, m]))
-        sentences = [" ".join(both)] if both else []
+        sentences = [result.method.influence_note] * is_most + ([" ".join(both)] if both else [])
     sentences += [*_shares(vector, names), *_most_useful(vector, names), *_classes(result, found)]
     return Text(line, tuple(sentences))
 

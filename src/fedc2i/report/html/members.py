@@ -24,8 +24,6 @@ from fedc2i.runs.results import Result
 
 LOCAL, POOLED = "local", "pooled"
 MOST_METHODS = 4  # with a warning of one kind
-NEAR = {"auroc": 55.0}  # percent, below which a score is near chance
-CLOSE = 1.0  # points above the most frequent class that are no gain over guessing it
 
 
 class Member(NamedTuple):
@@ -185,46 +183,3 @@ def _warnings(rows: Sequence[Member], point: Point) -> tuple[str, ...]:
         if worse:
             said.append(f"{words}: {listed(worse)}")
     return (f"Worse than training alone ({WHEN[point]}), {'; '.join(said)}.",) if said else ()
-
-
-def chance_warnings(results: Sequence[Result]) -> tuple[str, ...]:
-    """Clients whose score says no more than guessing would; methods with the same clients share a sentence."""
-    found: dict[tuple[str, tuple[str, ...]], list[tuple[Result, list[float]]]] = {}
-    for one in results:
-        near = _near_guessing(one)
-        if near:
-            found.setdefault((WHEN[one.method.headline], tuple(near)), []).append((one, list(near.values())))
-    said = []
-    for (when, names), own in found.items():
-        labels = [one.label for one, _ in own[:MOST_METHODS]]
-        more = len(own) - MOST_METHODS
-        labels += [counted(more, "other method")] if more > 0 else []
-        values = [f"{value:.1f} %" for value in own[0][1]] if len(own) == 1 else [""] * len(names)  # the table has them
-        clients = [_guessing(own[0][0], name, value) for name, value in zip(names, values, strict=True)]
-        said.append(f"{listed(labels)}: no better than guessing ({when}) at {listed(clients)}.")
-    return tuple(said)
-
-
-def _guessing(result: Result, name: str, value: str) -> str:
-    """``north (33.0 %, most frequent class 33.3 %)``, or what of it there is to say."""
-    guess = f"most frequent class {result.majority[name]:.1f} %" if result.config.metric == "accuracy" else ""
-    words = ", ".join(filter(None, (value, guess)))
-    return f"{name} ({words})" if words else name
-
-
-def _near_guessing(result: Result) -> dict[str, float]:
-    """The scores of such clients, by name."""
-    metric = result.config.metric
-    values = finite_mean(result.accuracy(result.method.headline, metric)).tolist()
-    scores = dict(zip(result.federation.names, values, strict=True))
-    if metric == "accuracy":
-        guess = result.majority
-        return {
-            name: value
-            for name, value in scores.items()
-            if name in guess and not math.isnan(value) and value < guess[name] + CLOSE and guess[name] < 100
-        }
-    limit = NEAR.get(metric, -np.inf)
-    if metric == "balanced_accuracy":
-        limit = 100 / len(result.federation.classes) + NEAR["auroc"] - 50
-    return {name: value for name, value in scores.items() if value < limit}

@@ -17,7 +17,7 @@ from fedc2i.report.html.chart_data import chart_data, to_script
 from fedc2i.report.html.contribution import contribution_view, read_contribution
 from fedc2i.report.html.influence_text import client_influences, influence_text
 from fedc2i.report.html.intervals import read_intervals
-from fedc2i.report.html.members import chance_warnings, members
+from fedc2i.report.html.members import members
 from fedc2i.report.html.rerun_command import rerun_command
 from fedc2i.report.html.sample_images import sample_images
 from fedc2i.report.html.side_by_side import cost_table, difference_table, distinct, score_table, settings_that_differ
@@ -87,7 +87,6 @@ def make(results: Sequence[Result], *, folders: Sequence[Path] | None = None, wi
         intervals=[(one.label, own) for one, own in zip(found, intervals, strict=False) if own],
         contributions=[(one.label, contribution_view(own)) for one, own in zip(found, shared, strict=False) if own],
         members=members(found, shared),
-        chance=chance_warnings(found),
     )
 
 

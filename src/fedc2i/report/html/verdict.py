@@ -13,6 +13,7 @@ from fedc2i.analysis.weights import DomainShare, finite_mean, of_last_round
 from fedc2i.core.errors import listed
 from fedc2i.engine.records import POINTS, Point
 from fedc2i.report.comparison import FEW, SEEDS, diverged_notes, undefined_notes
+from fedc2i.report.guessing import guessing_notes
 from fedc2i.report.html.side_by_side import (
     Difference,
     are_clear,
@@ -169,7 +170,7 @@ def _one_run(result: Result) -> Text:
 
 
 def warning_notes(results: Sequence[Result]) -> tuple[str, ...]:
-    """Sentences that a reader must know before believing the verdict: other settings or data, attacks, rejections."""
+    """Sentences that a reader must know before believing the verdict, from other settings to models that only guess."""
     said = ["There is one client: nothing to federate."] if len(results[0].federation.names) == 1 else []
     said += _unequal(results)
     if len({str(one.federation.checksums) for one in results}) > 1:
@@ -184,7 +185,7 @@ def warning_notes(results: Sequence[Result]) -> tuple[str, ...]:
             more = f" and of {len(rejected) - MOST_CLIENTS} more clients" if len(rejected) > MOST_CLIENTS else ""
             of = f" of {one.label}" if len(results) > 1 else ""
             said.append(f"Rejected uploads{of}: {', '.join(rejected[:MOST_CLIENTS])}{more}.")
-    return (*said, *diverged_notes(results))
+    return (*said, *diverged_notes(results), *guessing_notes(results))
 
 
 def _rejected_uploads(result: Result) -> dict[str, int]:

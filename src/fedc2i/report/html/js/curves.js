@@ -53,7 +53,7 @@ function drawAccuracy() {
       yaxis: { range, ticksuffix: METRIC.unit },
       shapes: influenceIsThere() ? [{ type: "line", x0: roundNumber(), x1: roundNumber(), yref: "paper", y0: 0, y1: 1, line: { color: css("--soft"), width: 1, dash: "dot" } }] : [],
     });
-    if (point === "trained") legend(own);
+    if (point === "trained") legend(own.filter(({ values }) => values.some(Number.isFinite)));
   }
   $("accuracy-caption").textContent =
     `${run.label}, ${run.views[state.view].label}. Left: before local training, what a round's exchange makes of the trained models. Right: after local training, these trained models. ` +
