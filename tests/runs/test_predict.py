@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +76,41 @@ def test_a_category_that_the_run_never_saw_is_named(run: Path, table: pandas.Dat
     done = CliRunner().invoke(app, ["predict", str(run), "--client", "south", str(tmp_path / "new.csv")])
     assert done.stderr.startswith(f"warning: {tmp_path / 'new.csv'}: column 'sex' has 'x' in 2 rows")
     assert len(done.stdout.splitlines()) == 5
+
+
+def test_numbers_in_another_unit_are_named(run: Path, table: pandas.DataFrame, tmp_path: Path) -> None:
+    """Their predictions are near certain, and wrong."""
+    own = table[table["site"] == "south"].drop(columns=["ill", "site"])
+    own.assign(age=1000 * own["age"]).to_csv(tmp_path / "new.csv", index=False)
+    done = CliRunner().invoke(app, ["predict", str(run), "--client", "south", str(tmp_path / "new.csv")])
+    known = own["age"].notna().sum()
+    assert done.stderr.count("\n") == 1
+    assert f"new.csv: column 'age': {known} of {known} values are more than 6 standard deviations from" in done.stderr
+    assert re.search(r"training rows \(\d\d\.\d ± [\d.]+\); another unit, or rows of another kind\?\n$", done.stderr)
+    own.iloc[0, 0] = 60_000.0
+    with pytest.warns(UserWarning, match="'age': 1 of 2[0-9] values is more than 50 standard deviations"):
+        fedc2i.predict(run, "south", own)
+    own.iloc[0, 0] = 200.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fedc2i.predict(run, "south", own)
+
+
+def test_many_distant_columns_are_counted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = pandas.DataFrame({f"c{k}": rng.normal(5, 1, 40) for k in range(8)})
+    table = rows.assign(ill=[0, 1] * 20, site=["a"] * 20 + ["b"] * 20)
+    lines: dict[str, list[str]] = {}
+    for scale in ("client", "none"):
+        data = fedc2i.from_table(table, "ill", "site", scale=scale)
+        fedc2i.run("local", data, rounds=1, seeds=[0], out=tmp_path / scale)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            fedc2i.predict(tmp_path / scale, "a", 1000 * rows)
+        lines[scale] = [str(own.message) for own in found]
+    assert len(lines["client"]) == 6
+    assert lines["client"][-1] == "rows: 3 more columns with such values"
+    assert lines["none"] == []  # no mean is stored
 
 
 def test_whose_model_is_asked_with_the_names(run: Path) -> None:

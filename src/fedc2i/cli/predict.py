@@ -38,7 +38,8 @@ def predict(
 
     Writes one line a row: the predicted class, and the probability of each class. Rows are encoded as the client's
     training rows were. Columns that are no inputs are ignored; an unknown category counts as none of the known ones,
-    with a warning. Images are brought to the size that the run has read.
+    with a warning. Numbers far from those of the training rows are predicted with a warning, too. Images are brought
+    to the size that the run has read.
     """
     from fedc2i.core.files import write_atomically
     from fedc2i.runs.predict import predict as compute

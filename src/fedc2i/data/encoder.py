@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     import pandas
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+FAR, VERY_FAR = 6, 50  # standard deviations: of most values, and of a single one; a rare 0 or 1 may be 20 away
+
+
+class Distant(NamedTuple):
+    """A column with numbers unlike those of the training rows."""
+
+    column: str
+    far: int
+    known: int  # values that are not missing
+    limit: int  # all the far ones are more standard deviations away
+    mean: float
+    sd: float
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,22 @@ class Encoder:
                 counts = ((label(value), int(rows)) for value, rows in table[column.name].value_counts().items())
                 found[column.name] = {value: rows for value, rows in counts if value not in column.categories}
         return {name: own for name, own in found.items() if own}
+
+    def distant(self, table: pandas.DataFrame) -> list[Distant]:
+        """Columns where most of these rows, or some by very much, are far from the training mean.
+
+        None for columns that were not standardised: their means are not known.
+        """
+        found = []
+        for column, mean, sd in zip(self.schema.columns, self.mean, self.sd, strict=True):
+            if column.kind != "number" or not sd or (mean, sd) == (0, 1):
+                continue
+            numbers = _numbers("rows", column, table[column.name])
+            distances = np.abs(numbers[~np.isnan(numbers)] - mean) / sd
+            limit = FAR if (distances > FAR).sum() > len(distances) / 2 else VERY_FAR
+            if far := int((distances > limit).sum()):
+                found.append(Distant(column.name, far, len(distances), limit, mean, sd))
+        return found
 
     def _names(self) -> list[str]:
         return [column.name for column in self.schema.columns]

@@ -26,6 +26,7 @@ from fedc2i.runs.stored_models import read_model, require_models
 from fedc2i.training.metrics import AT_ONCE
 
 MOST_NAMED = 8  # categories listed in a line
+MOST_COLUMNS = 5  # with a line about their numbers
 
 if TYPE_CHECKING:
     import pandas
@@ -46,7 +47,7 @@ def predict(
 ) -> pandas.DataFrame:
     """A client's predictions for new rows of a table, or for new images.
 
-    Warns of categories that the run never saw.
+    Warns of categories that the run never saw, and of numbers far from those of the training rows.
 
     Args:
         folder: a finished run on a table or on images.
@@ -114,6 +115,16 @@ def _rows(encoder: Encoder, rows: Any) -> tuple[Tensor, Any]:
             "saw; it counts as none of the known categories",
             stacklevel=3,
         )
+    distant = encoder.distant(table)
+    for own in distant[:MOST_COLUMNS]:
+        count = f"{own.far} of {own.known} values {'is' if own.far == 1 else 'are'}"
+        warnings.warn(
+            f"{where}: column '{one_line(own.column, 80)}': {count} more than {own.limit} standard deviations from the "
+            f"mean of the training rows ({own.mean:.3g} ± {own.sd:.2g}); another unit, or rows of another kind?",
+            stacklevel=3,
+        )
+    if (rest := len(distant) - MOST_COLUMNS) > 0:
+        warnings.warn(f"{where}: {rest} more column{'s' * (rest != 1)} with such values", stacklevel=3)
     return encoded, table.index
 
 
