@@ -204,6 +204,16 @@ def test_many_clients_are_sampled_and_stop(tmp_path: Path) -> None:
     assert any("needs more runs" in note for note in none.notes)
 
 
+def test_few_clients_are_not_sampled_whatever_is_asked(tmp_path: Path) -> None:
+    (plan,) = prepare(["fedavg"], {**QUICK, "model": "logistic"}, table_federation(2))
+    said: list[str] = []
+    contribution(plan, tmp_path, most_runs=1, say=said.append)
+    assert said[0] == "note: --runs 1 has no effect: up to 6 clients, all coalitions are run"
+    said.clear()
+    contribution(plan, tmp_path, say=said.append)
+    assert not any("--runs" in line for line in said)
+
+
 def test_a_class_of_few_samples_leaves_means_over_classes_without_verdict(tmp_path: Path) -> None:
     """Resamples within a class of one sample always draw that sample."""
     federation = table_federation(2, samples=16)
@@ -284,6 +294,55 @@ def test_command(tmp_path: Path, make_federation: Callable[..., Federation], mon
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "FedC²I: each client alone and together" in page
     assert '<section id="contribution">' in page
+
+
+def test_what_an_interruption_leaves(
+    tmp_path: Path, make_federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = write_arrays(tmp_path / "data", make_federation((8, 8)))
+    quick = ("--data", data, "--model", "lenet5", "--rounds", "1", "--set", "epochs=1", "--set", "workers=1")
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for where in ("runs.cache.advance", "analysis.contribution.measure.Values.__init__"):  # before a run, after all
+        with monkeypatch.context() as patch:
+            patch.setattr(f"fedc2i.{where}", interrupt)
+            patch.setattr("fedc2i.analysis.contribution.coalitions.side_by_side", one_by_one)
+            answer = call("contribution", "fedavg", *quick, "--out", "out")
+        assert answer.code == 130
+        assert answer.err.splitlines()[-1] == "fedc2i: interrupted"
+        assert Path("out").exists() == ("Finished work is kept in out; the same command resumes" in answer.err)
+        assert Path("out").exists() == ("Values" in where)
+    assert call("contribution", "local", *quick, "--out", "new").code == 2
+    assert not Path("new").exists()
+
+
+def one_by_one(run: Callable[..., None], jobs: Any, *_: Any) -> Any:
+    for job in jobs:
+        yield run(job, lambda round: None)
+
+
+def test_a_relative_path_of_a_run(
+    tmp_path: Path, make_federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_arrays(tmp_path / "data", make_federation((8, 8)))
+    monkeypatch.chdir(tmp_path)
+    (plan,) = prepare(["fedc2i"], {**QUICK, "model": "lenet5"}, "arrays:data")
+    execute(plan, tmp_path / "run")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    for command in (["contribution"], ["influence", "show"]):
+        answer = call(*command, "../run")
+        assert answer.code == 2
+        assert answer.err.startswith("fedc2i: error: data: ")
+        assert answer.err.endswith(
+            "; the path is relative to the folder in which the run was started; repeat the command there\n"
+        )
+        assert not {*(tmp_path / "run").glob("coalitions")}
+    monkeypatch.chdir(tmp_path)
+    assert call("influence", "show", "run").code == 0
 
 
 def test_command_on_a_run(tmp_path: Path, make_federation: Callable[..., Federation]) -> None:

@@ -409,9 +409,16 @@ def test_interrupt_is_no_traceback(data: str, monkeypatch: pytest.MonkeyPatch) -
     assert answer.code == 130
     assert answer.err.splitlines()[-2:] == [
         "To resume: fedc2i resume 'my run'",
-        "fedc2i: interrupted; finished work is kept",
+        "fedc2i: interrupted",
     ]
     assert not Path("my run/summary.json").exists()
+    monkeypatch.setattr("fedc2i.runs.driver.advance", interrupt)  # before anything is written
+    answer = call("run", "local", "--data", data, *QUICK, "--out", "new")
+    assert answer.err.splitlines()[-1] == "fedc2i: interrupted"
+    assert "To resume" not in answer.err
+    assert not Path("new").exists()
+    monkeypatch.setattr("fedc2i.runs.plan.load_data", interrupt)
+    assert call("run", "local", "--data", data).err == "fedc2i: interrupted\n"
     monkeypatch.setattr("fedc2i.runs.cache.RunCache.__init__", interrupt)
     answer = call("paper", "table1", "--rounds", "1")
     assert answer.err.splitlines()[-1] == "fedc2i: interrupted; finished work is kept; the same command resumes"

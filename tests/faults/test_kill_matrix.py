@@ -141,7 +141,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert err.rstrip().splitlines()[-2:] == [
         "To resume: fedc2i resume run",
-        "fedc2i: interrupted; finished work is kept",
+        "fedc2i: interrupted",
     ]
     assert "Traceback" not in err
 

@@ -531,6 +531,24 @@ def test_a_comparison_goes_on_with_what_is_unfinished(
     assert files_below(Path("cut")) == before
 
 
+def test_a_relative_path_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_federation: Callable[..., Federation]
+) -> None:
+    write_arrays(tmp_path / "data", make_federation((12, 9)))
+    monkeypatch.chdir(tmp_path)
+    with cut_off(monkeypatch, RunWriter, "record", 2):
+        fedc2i.run("local", "arrays:data", out="cut", **{**SETTINGS, "model": "lenet5"})
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir("other")
+    answer = call("resume", "../cut")
+    assert answer.code == 2
+    assert "is relative to the folder in which the run was started; repeat the command there\n" in answer.err
+    monkeypatch.chdir(tmp_path)
+    answer = call("resume", "cut", "--device", "cuda:99")
+    assert (answer.code, "relative" in answer.err) == (2, False)
+    assert call("resume", "cut").code == 0
+
+
 def test_methods_of_ones_own_in_a_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, federation: Federation, model: Model
 ) -> None:

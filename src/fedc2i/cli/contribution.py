@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,7 +67,7 @@ def contribution(
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
-    with locked(folder), WorkView(console) as view:
+    with locked(folder), _tidied(folder), WorkView(console) as view:
         refuse_links(folder)
         found = measure(plan, folder, most_runs=runs, on_work=view.update, say=view.say)
     if json:
@@ -72,6 +76,28 @@ def contribution(
     print_contribution(shared.console_for(), found)
     print(f"Written to {folder}/contribution.json and contribution.csv")
     print(f"`fedc2i report {folder}` shows it")
+
+
+@contextmanager
+def _tidied(folder: Path) -> Iterator[None]:
+    """Ended before anything is finished, leaves nothing new behind; after an interruption, says what is kept."""
+    from fedc2i.analysis.contribution.coalitions import RUNS
+    from fedc2i.runs.folder import SUMMARY
+
+    runs = folder / RUNS
+    is_new = not runs.exists()
+    try:
+        yield
+    except BaseException as error:
+        if any((*runs.glob(f"*/{SUMMARY}"), *runs.glob("*/checkpoints/round*"))):
+            if isinstance(error, KeyboardInterrupt):
+                print(f"Finished work is kept in {folder}; the same command resumes", file=sys.stderr, flush=True)
+            raise
+        if is_new:
+            shutil.rmtree(runs, ignore_errors=True)
+        with suppress(OSError):  # a finished run's folder is not empty
+            folder.rmdir()
+        raise
 
 
 def _run_of(folder: Path) -> Path:
@@ -94,7 +120,8 @@ def _plan_of_run(
     from dataclasses import replace
 
     from fedc2i.runs.finished_run import reopen
-    from fedc2i.runs.settings import make
+    from fedc2i.runs.interrupted_run import paths_from_start
+    from fedc2i.runs.settings import make, read_toml
 
     changed = {name: text for name, text in settings.items() if name in SAME_RUN}
     others = [*(settings.keys() - changed.keys() - {"data_dir"}), *(["--set"] if set_ else [])]
@@ -103,6 +130,7 @@ def _plan_of_run(
         allowed = ", ".join(own.flag for own in flags(RunSettings, "run") if own.name in {*SAME_RUN, "data_dir"})
         raise UserError(f"{folder}: a run has its own {one_line(', '.join(others))}; allowed are {allowed}")
     place = settings.get("data_dir")
-    plan = reopen(folder, data_dir=None if place is None else Path(place), trust=trust)
+    with paths_from_start(read_toml(folder / "config.toml")):
+        plan = reopen(folder, data_dir=None if place is None else Path(place), trust=trust)
     checked = make(type(plan.method), changed)
     return replace(plan, config=replace(plan.config, **{name: getattr(checked, name) for name in changed}))

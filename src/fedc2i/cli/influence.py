@@ -40,12 +40,15 @@ def show(
     from fedc2i.analysis.influence_intervals import FILE, intervals
     from fedc2i.report.influence_report import print_intervals
     from fedc2i.runs.finished_run import read_run
+    from fedc2i.runs.interrupted_run import paths_from_start
+    from fedc2i.runs.settings import read_toml
 
     folder = _run_with_influence(folder)
     names = read_run(folder).federation.names
     if client is not None and client not in names:
         raise UserError(f"no client '{client}', allowed are {one_line(', '.join(names), most=1000)}")
-    found = intervals(folder, seed=seed, samples=samples, draws=draws, level=level, data_dir=data_dir, trust=trust)
+    with paths_from_start(read_toml(folder / "config.toml")):
+        found = intervals(folder, seed=seed, samples=samples, draws=draws, level=level, data_dir=data_dir, trust=trust)
     if json:
         print(to_json(found.to_json()), end="")
         return

@@ -84,10 +84,11 @@ def main() -> None:
             sys.exit(2)  # the help has been shown
         _fail(_usage(error))
     except (KeyboardInterrupt, click.Abort):
-        same = "; the same command resumes"
-        others = {"paper": same, "contribution": same, "coordinator": same, "flower-local": "; `fedc2i resume` resumes"}
-        hint = others.get("".join(sys.argv[1:2]), "")  # run, compare and resume have named the command
-        print(f"fedc2i: interrupted; finished work is kept{hint}", file=sys.stderr, flush=True)
+        kept = "; finished work is kept"
+        same = f"{kept}; the same command resumes"
+        hints = {"paper": same, "coordinator": same, "flower-local": f"{kept}; `fedc2i resume` resumes"}
+        hint = hints.get("".join(sys.argv[1:2]), "")  # run, compare, resume and contribution say it themselves
+        print(f"fedc2i: interrupted{hint}", file=sys.stderr, flush=True)
         simulation = sys.modules.get("fedc2i.flower.simulation")
         if simulation is not None and simulation.was_interrupted:  # its threads wait for processes that have ended
             os._exit(INTERRUPTED)

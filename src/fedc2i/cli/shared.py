@@ -171,26 +171,37 @@ def watched(
     folder: Path, runs: int, trackers: AbstractContextManager[Observer | None], engine: str = "inprocess"
 ) -> Iterator[Observers]:
     """Shows the progress of runs in the terminal and in trackers; after an interruption says how to resume."""
-    from fedc2i.report.progress import Observers, ProgressView
+    with _tidied(folder, engine):
+        from fedc2i.report.progress import Observers, ProgressView
 
-    try:
         with ProgressView(Console(stderr=True), runs) as view, trackers as tracking:
             yield Observers(view, tracking)
+
+
+@contextmanager
+def _tidied(folder: Path, engine: str) -> Iterator[None]:
+    """After an interruption removes the run's folder if it is empty, else says how to resume."""
+    try:
+        yield
     except KeyboardInterrupt:
-        if engine == "inprocess":
-            print(f"To resume: fedc2i resume {shlex.quote(str(folder))}", file=sys.stderr, flush=True)
+        try:
+            folder.rmdir()
+        except OSError:  # something was written
+            if engine == "inprocess":
+                print(f"To resume: fedc2i resume {shlex.quote(str(folder))}", file=sys.stderr, flush=True)
         raise
 
 
 def announce(plan: Plan, folder: Path) -> None:
     """Says what is about to run."""
-    for line in plan.federation.describe():
-        say(line)
-    if plan.config.clip:
-        from fedc2i.engine import accountant
+    with _tidied(folder, plan.config.engine):
+        for line in plan.federation.describe():
+            say(line)
+        if plan.config.clip:
+            from fedc2i.engine import accountant
 
-        say(f"Privacy: {accountant.cost(plan.config, len(plan.federation.names))}")
-    say(f"Writing to {folder}")
+            say(f"Privacy: {accountant.cost(plan.config, len(plan.federation.names))}")
+        say(f"Writing to {folder}")
 
 
 def show(results: Sequence[Result], folder: Path, json: bool) -> None:

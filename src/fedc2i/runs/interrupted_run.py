@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedc2i.core.errors import UserError, one_line
-from fedc2i.core.files import locked, read_json, refuse_code, refuse_links, to_json, write_atomically, writing
+from fedc2i.core.files import (
+    is_plugin,
+    locked,
+    plugin_file,
+    read_json,
+    refuse_code,
+    refuse_links,
+    to_json,
+    write_atomically,
+    writing,
+)
 from fedc2i.data.federation import Federation
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
@@ -24,6 +35,7 @@ from fedc2i.runs.settings import read_toml
 
 PLAN = "plan.json"  # what a comparison is made of, written at its start
 COMPARED = "comparison.png"  # written last
+FILES = ("table", "signals", "folder", "arrays")  # data whose name holds a path
 
 
 @dataclass(frozen=True)
@@ -99,7 +111,8 @@ class Resumption:
             settings["device"] = self.device
         ignored = {"method"} if method is None else {"method", "options"}
         rest = {name: value for name, value in settings.items() if name not in ignored}
-        (plan,) = prepare([method or str(settings.get("method", ""))], rest, self.data, self.model)
+        with paths_from_start({} if self.data else settings):
+            (plan,) = prepare([method or str(settings.get("method", ""))], rest, self.data, self.model)
         if was is not None:
             plan = self._checked(plan, was, folder)
         return execute(plan, folder, self.observer, self.draw)
@@ -142,6 +155,21 @@ def unfinished(folder: Path) -> int:
     """How many runs are still to be done."""
     folders = [folder / str(entry["folder"]) for entry in _entries(folder)] if is_comparison(folder) else [folder]
     return sum(not (own / SUMMARY).is_file() for own in folders)
+
+
+@contextmanager
+def paths_from_start(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Around the reading of a stored run's data: an error says where a relative path that is missing starts."""
+    try:
+        yield
+    except UserError as error:
+        source, _, argument = str(settings.get("data", "")).partition(":")
+        code = [plugin_file(name) for own in ("method", "model") if is_plugin(name := str(settings.get(own, "")))]
+        for path in map(Path, (argument * (source in FILES), str(settings.get("data_dir", "")), *code)):
+            if not path.is_absolute() and not path.exists() and str(path) in str(error):
+                hint = "the path is relative to the folder in which the run was started; repeat the command there"
+                raise UserError(f"{error}; {hint}") from None
+        raise
 
 
 def write_plan(plans: Sequence[Plan], folder: Path) -> None:

@@ -73,6 +73,8 @@ def measured(runs: Game, folder: Path, most_runs: int = MOST_RUNS) -> Contributi
     clients = len(plan.federation.names)
     if clients <= MOST_EXACT:
         wanted = [frozenset({0}), *shapley.every_coalition(clients)]
+        if most_runs < len(wanted):
+            runs.say(f"note: --runs {most_runs} has no effect: up to {MOST_EXACT} clients, all coalitions are run")
         _announce(runs, wanted, "all coalitions")
         runs.compute(wanted)
         orders = _Orders()
