@@ -19,7 +19,7 @@ MOST = 2.5  # times the processor time of its libraries, for a command that comp
 IMPORT_SECONDS = 0.3  # of processor time for `import fedc2i` beyond torch
 NAMES_SECONDS = 0.7  # for all public names, beyond torch
 TRIES = 8  # one must succeed: other programs take caches away
-MODULES, EXECUTED = 43, 40  # that `fedc2i run` imports, and in which it runs a function
+MODULES, EXECUTED = 44, 41  # that `fedc2i run` imports, and in which it runs a function
 
 LIST_MODULES = """
 import atexit, json, sys

@@ -159,6 +159,12 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("clients not named", {}, {"clients": None}, "--clients COLUMN"),
     ("target not named", {}, {"target": None}, "--target COLUMN"),
     ("empty target", {"ill": [None] * 20}, {}, "no row has a value in column 'ill'"),
+    (
+        "no label at one",
+        {"ill": ["no", "yes"] * 5 + [None] * 10},
+        {},
+        "'south': no row.*; to leave this client out, re",
+    ),
     ("one class", {"ill": ["no"] * 20}, {}, "only the value 'no', two are needed"),
     ("numbers to predict", {"ill": np.linspace(0, 1, 200)}, {}, "200 different values.*predicts classes"),
     ("a client without name", {"site": [None] + ["a"] * 19}, {}, "1 rows have no client"),
@@ -167,7 +173,7 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("dates", {"age": ["2020-01-31"] * 20}, {}, "dates such as '2020-01-31'.*drop it with --set drop=age"),
     ("names of rows", {"sex": [f"patient {k}" for k in range(400)]}, {}, "different texts, allowed are 100.*drop it"),
     ("drop what is not there", {}, {"drop": "weight"}, "no column 'weight'"),
-    ("one row", {"site": ["a"] * 19 + ["b"]}, {}, "client 'b': 1 row"),
+    ("one row", {"site": ["a"] * 19 + ["b"]}, {}, "client 'b': 1 row, .*; to leave this client out, remove its rows"),
 ]
 
 

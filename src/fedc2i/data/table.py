@@ -34,6 +34,7 @@ TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 MOST_CLASSES, MOST_CLIENTS = 100, 10_000
 MOST_NUMBERS, LEAST_ROWS = 20, 5  # values of a target of numbers, and beyond that rows of each
 TO_PREDICT = " to predict"
+LEAVE_OUT = "; to leave this client out, remove its rows (in a folder, its file)"
 LEAST_IDS = 20  # rows of a client in which different whole numbers are no chance
 ENCODING, SPLIT = "encoding.json", "split.json"  # in the run folder
 
@@ -234,7 +235,8 @@ def divide(name: str, tables: Tables, options: DataOptions, least_classes: int =
         where = f"{name}: client '{one_line(client, 80)}'"
         labels = {part: table[target].map(label).map(number).to_numpy() for part, table in own.items()}
         inputs = {part: table.drop(columns=[target]) for part, table in own.items()}
-        parts[client], rows[client] = _divided(where, inputs, labels, key(options.seed, client, "split"))
+        hint = LEAVE_OUT * (len(tables) > 1)
+        parts[client], rows[client] = _divided(where, inputs, labels, key(options.seed, client, "split"), hint)
     return Rows(name, parts, rows, classes, target, options.scale, tuple(notes), tuple(warnings))
 
 
@@ -297,7 +299,7 @@ def _with_target(name: str, tables: Tables, target: str) -> tuple[dict[str, dict
             kept = table[table[target].notna()]
             ignored += len(table) - len(kept)
             if kept.empty:
-                raise UserError(f"{where}: no row has a value in column '{target}'")
+                raise UserError(f"{where}: no row has a value in column '{target}'{LEAVE_OUT * (len(tables) > 1)}")
             cleaned[client][part] = kept
     return cleaned, [f"{ignored} rows without '{target}' are ignored."] if ignored else []
 
@@ -325,7 +327,7 @@ def _classes(name: str, tables: Tables, target: str, least: int) -> tuple[tuple[
 
 
 def _divided(
-    where: str, tables: Mapping[str, pandas.DataFrame], labels: Mapping[str, Any], seed: int
+    where: str, tables: Mapping[str, pandas.DataFrame], labels: Mapping[str, Any], seed: int, hint: str
 ) -> tuple[dict[str, tuple[pandas.DataFrame, Any]], dict[str, list[Any]]]:
     """Rows and labels by part, and the rows of a part, as the table's index names them, where we chose them."""
     if "" not in tables:
@@ -334,7 +336,7 @@ def _divided(
     count = len(table)
     test, validation = max(1, round(TEST_SHARE * count)), round(VALIDATION_SHARE * count)
     if count - test - validation < 1:
-        raise UserError(f"{where}: {count} row, at least one for training and one for test are needed")
+        raise UserError(f"{where}: {count} row, at least one for training and one for test are needed{hint}")
     order = stratified_order(y, np.random.default_rng(seed).permutation(count))
     ends = [count - test - validation, count - validation]
     train_rows, test_rows, validation_rows = (np.sort(part) for part in np.split(order, ends))
