@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,12 +18,8 @@ from torch.nn import functional as F  # noqa: N812
 from fedc2i.engine.executors.stacked import kernel_support, kernel_uses
 from fedc2i.engine.executors.stacked.patches import _Images, _Patches
 from fedc2i.engine.executors.stacked.vmap_rules import VmapRules
+from support.kernels import CUDA, DEVICE, needs_kernels
 
-CUDA = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if CUDA else "cpu")
-needs_kernels = pytest.mark.skipif(
-    not CUDA and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device, or TRITON_INTERPRET=1"
-)
 PRECISIONS = ["ieee", "tf32", *(["bf16"] if CUDA else [])]  # the interpreter has no products in bf16
 TOLERANCE = {"ieee": 1e-5, "tf32": 3e-3, "bf16": 3e-2}
 SEEDS, CLIENTS = 2, 2

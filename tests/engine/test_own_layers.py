@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,25 +19,12 @@ from fedc2i.engine import executors
 from fedc2i.engine.executors.own_layers import OwnLayers
 from fedc2i.engine.executors.stacked import kernel_support
 from fedc2i.engine.executors.stacked.vmap_rules import pair
-
-CUDA = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if CUDA else "cpu")
-needs_kernels = pytest.mark.skipif(
-    not CUDA and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device, or TRITON_INTERPRET=1"
-)
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+from support.kernels import distance, needs_kernels, noise
 
 
 def leaves_of(count: int, channels: int, height: int, width: int) -> list[Tensor]:
     x = (3 + noise(count, channels, height, width)).contiguous(memory_format=torch.channels_last)
     return [own.requires_grad_() for own in (x, noise(channels, seed=1), noise(channels, seed=2))]
-
-
-def distance(got: Tensor, want: Tensor) -> float:
-    return float(torch.dist(got.double(), want.double()).detach() / want.double().norm().detach())
 
 
 @needs_kernels

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -15,20 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedc2i.engine.executors.stacked.vmap_rules import pair
-
-CUDA = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if CUDA else "cpu")
-needs_kernels = pytest.mark.skipif(
-    not CUDA and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device, or TRITON_INTERPRET=1"
-)
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-
-
-def distance(got: Tensor, want: Tensor) -> float:
-    return float(torch.dist(got.double(), want.double()).detach() / want.double().norm().detach())
+from support.kernels import CUDA, distance, needs_kernels, noise
 
 
 def both_ways(
