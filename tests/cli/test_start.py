@@ -1,4 +1,4 @@
-"""How quickly the program starts: what it imports, and the processor time it takes."""
+"""How quickly the program starts and ends: what it imports, and the processor time it takes."""
 
 from __future__ import annotations
 
@@ -39,6 +39,13 @@ print(json.dumps({"imported": imported, "named": time.process_time() - began, "m
 """
 
 
+MEASURE_END = """
+import atexit, sys, time, torch
+atexit.register(lambda: print(time.process_time()))  # the first to be registered runs last
+from fedc2i.cli.main import main
+"""
+
+
 def processor_seconds(*command: str) -> float:
     """Of a program of its own."""
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
@@ -57,6 +64,19 @@ def test_light_command_starts_without_heavy_packages(arguments: tuple[str, ...])
     assert not {*HEAVY} & {*json.loads(done.stderr.splitlines()[-1])}
     libraries = (sys.executable, "-c", "import typer, typer.rich_utils, rich.table, rich.panel, rich.markdown")
     assert any(processor_seconds(*PROGRAM, *arguments) < MOST * processor_seconds(*libraries) for _ in range(TRIES))
+
+
+def test_the_end_of_a_command_takes_little_time_with_torch() -> None:
+    def seconds_at_the_end(code: str) -> float:
+        command = [sys.executable, "-c", MEASURE_END + code, "--version"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+            assert running.stdout is not None
+            before = float(running.stdout.read().split()[-1])
+            _, _, used = os.wait4(running.pid, 0)
+            running.returncode = 0
+        return used.ru_utime + used.ru_stime - before
+
+    assert any(seconds_at_the_end("main()") < 0.6 * seconds_at_the_end("") for _ in range(TRIES))
 
 
 def test_public_names_are_quick_to_import_and_load_nothing_optional() -> None:

@@ -181,6 +181,22 @@ class Suicide(FedAvg):
         return super().loss(params, batch, site)
 
 
+class Talking(FedAvg):
+    def loss(self, params: Params, batch: Batch, site: Site) -> Tensor:
+        print("a word from a worker")
+        return super().loss(params, batch, site)
+
+
+def test_what_a_worker_printed_is_there_when_it_has_ended(
+    model: Model, federation: Federation, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    pool.stop()
+    run_alone(Talking(), model, federation)
+    pool.stop()
+    assert "a word from a worker" in capfd.readouterr().out
+
+
 def test_after_a_killed_worker_and_an_interrupt_the_next_run_works(model: Model, federation: Federation) -> None:
     """And no descriptor stays open of the pools that are gone."""
 

@@ -26,10 +26,12 @@ from torch import Tensor
 from fedc2i.core.errors import UserError
 from fedc2i.core.params import Params
 
-# A Ctrl-C reaches the main process, which closes the lines; a worker leaves it alone from its first moment on.
+# A Ctrl-C reaches the main process, which closes the lines; a worker leaves it alone from its first moment on. At its
+# end only its output is written out: taking torch apart piece by piece takes 0.4 s.
 _START = (
     "import sys; sys.path[:] = {path!r}; import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "from fedc2i.engine.executors.workers.executor import serve; serve(*{descriptors!r})"
+    "from fedc2i.engine.executors.workers.executor import serve; serve(*{descriptors!r}); "
+    "print(end='', flush=True); print(end='', file=sys.stderr, flush=True); import os; os._exit(0)"
 )
 _PATIENCE = 0.5  # seconds that workers have to end by themselves
 _ALIGNED = 64  # bytes; libraries may add up in another order where memory is not aligned
