@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MOST_PANELS = 12  # clients shown in figures that have a panel for each
 MOST_CLASSES = 5  # with a sample of each client
 MOST_LABELS = 40  # names on an axis that can still be read
+DPI = 150
+MARGIN = 0.1  # inches around everything
 
 
 def draw_run(result: Result, folder: Path) -> None:
@@ -196,9 +198,15 @@ def samples(federation: Federation) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As PNG or SVG, by the file's ending, whole or not at all."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=path.suffix.removeprefix("."), dpi=150, bbox_inches="tight")
+    """As PNG or SVG, by the file's ending, whole or not at all.
+
+    The layout is computed here: `savefig` would go through everything in the figure once more for it.
+    """
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    ConstrainedLayoutEngine().execute(figure)
+    buffer, shown = io.BytesIO(), figure.get_tightbbox().padded(MARGIN)
+    figure.savefig(buffer, format=path.suffix.removeprefix("."), dpi=DPI, bbox_inches=shown)
     write_atomically(path, buffer.getvalue())
 
 
@@ -211,9 +219,11 @@ def write(figure: Figure, folder: Path, name: str) -> list[str]:
 
 
 def _figure(across: int, down: int, wide: float, high: float) -> tuple[Figure, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure  # imported late: matplotlib takes half a second, pyplot is not needed
 
-    figure = Figure(figsize=(wide * across, high * down), layout="constrained")
+    figure = Figure(figsize=(wide * across, high * down), dpi=DPI)
+    FigureCanvasAgg(figure)  # which measures text
     return figure, figure.subplots(down, across, squeeze=False)
 
 
