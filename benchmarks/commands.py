@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,19 +50,25 @@ class Stamps:
 
 
 def one(folder: Path, method: str, data: str, *settings: str) -> dict[str, float]:
-    """A run into a folder, as `fedc2i run` does it: when its rounds began and ended, and their own seconds."""
+    """`fedc2i run` itself, into a folder: when its rounds began and ended, and their own seconds."""
+    from fedc2i.cli import shared
+    from fedc2i.cli.main import main
     from fedc2i.report import figures
-    from fedc2i.runs.driver import execute
-    from fedc2i.runs.plan import prepare
 
-    (plan,) = prepare([method], dict(pair.split("=", 1) for pair in settings), data)
-    stamps, ended = Stamps(), list[float]()
+    stamps, ended, draw_run = Stamps(), list[float](), figures.draw_run
 
     def draw(result: Result, place: Path) -> None:
         ended.append(time.time())  # all rounds are computed and written
-        figures.draw_run(result, place)
+        draw_run(result, place)
 
-    execute(plan, folder, stamps, draw)
+    figures.draw_run = draw
+    shared.trackers_of = lambda wanted: nullcontext(stamps)
+    sys.argv = ["fedc2i", "run", method, "--data", data, "--out", str(folder), *(f"--set={own}" for own in settings)]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
     return {"begun": stamps.begun, "ended": ended[0], "rounds": stamps.seconds}
 
 
@@ -69,8 +76,8 @@ def command(method: str, data: str, *settings: str, repeats: int = 1) -> dict[st
     """Medians over runs in processes of their own.
 
     ``startup``: from the start of the process to the first round; ``rounds``: their own seconds; ``overhead_share``:
-    of the time from the first round's start until the last is written, what is not theirs; ``after``: figures, models
-    and summary; ``wall``: the whole process.
+    of the time from the first round's start until the last is written, what is not theirs; ``after``: figures, models,
+    summary and the end of the process; ``wall``: the whole process.
     """
     found: list[dict[str, float]] = []
     for _ in range(repeats):
@@ -161,8 +168,8 @@ def present(console: Console, result: Mapping[str, Any], effort: Effort) -> None
     ]  # fmt: skip
     own = result["resnet"]
     notes = [
-        "start: from the start of the process to the first round; after: figures, models, summary; around the rounds:",
-        "share of the time between the first round's start and the last one's end on disk.",
+        "start: from the start of the process to the first round; after: figures, models, summary, exit;",
+        "around the rounds: share of the time between the first round's start and the last one's end on disk.",
         f"ResNet-8 with BatchNorm, a round without scores: loop with 2 threads {clock(own['loop'])}, ours "
         f"{clock(own['ours'])}, {own['resnet_vs_loop_cpu']:.2f} of it.",
     ]
