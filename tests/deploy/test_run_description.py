@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,8 @@ def assert_understood(planned: Plan, seed: int = 5, root: Path | None = None) ->
     assert (context.seed, context.rounds) == (seed, wanted.rounds)
     for name in set(names(RunSettings, scope="run")) - {"method", "seeds", "attack"}:
         assert getattr(assignment.settings, name) == getattr(wanted, name)
-    own = context.method.setup(planned.model.init(seed, "x"), planned.model)
-    for name, tensor in context.method.setup(context.model.init(seed, "x"), context.model).items():
+    own = replace(context, method=planned.method, model=planned.model).first_model("x", "common")
+    for name, tensor in context.first_model("x", "common").items():
         assert torch.equal(tensor, own[name])
 
 

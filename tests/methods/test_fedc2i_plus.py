@@ -75,7 +75,7 @@ def test_influence_is_descent_on_one_half_of_the_samples_then_on_the_other(
 def test_samples_that_were_trained_on_decide_nothing(federation: Federation, model: Model) -> None:
     data = place(federation)
     held = data.train.take(torch.arange(5))
-    start = FedC2IPlus().setup(model.init(0), model)
+    start = {**FedC2IPlus().setup(model.init(0), model), **prefixed(OWN, model.init(0))}
     seen = exchanged(make_site(model, data, held_out=held._replace(w=torch.zeros(5))), start, model.init(1))
     for name, tensor in start.items():
         if name.startswith((SHARES, MEASURED, DEGREES, KEPT, OWN)):
@@ -100,7 +100,7 @@ def test_the_best_network_so_far_is_kept(federation: Federation, model: Model) -
         after = exchanged(site, {**start, **worse, **prefixed(OWN, worse)}, bad)
         assert all(torch.equal(after[KEPT + name], tensor) for name, tensor in good.items())
         assert all(torch.allclose(after[name], tensor) for name, tensor in bad.items())  # it takes part in the mixture
-    after = exchanged(site, {**FedC2IPlus().setup(bad, model), **broken}, good)
+    after = exchanged(site, {**FedC2IPlus().setup(bad, model), **broken, **prefixed(OWN, bad)}, good)
     assert all(torch.allclose(after[KEPT + name], tensor) for name, tensor in good.items())
 
 
@@ -221,15 +221,35 @@ def test_without_its_parts_it_is_fedavg(federation: Federation, model: Model) ->
 def test_its_networks_are_those_of_two_methods(
     make_federation: Callable[..., Federation], make_model: Callable[..., Model]
 ) -> None:
-    """Without prototypes the own network is Local's; the shared one is what it is without a guard, always."""
+    """Without prototypes the own network is Local's from its first weights; the shared one is that without a guard."""
+
+    class FromOneDraw(FedC2IPlus):
+        def setup(self, params: Params, model: Model) -> Params:
+            return {**super().setup(params, model), **prefixed(OWN, params)}
+
     model, data = make_model(batch_norm=True), make_federation(validation=6)
     alone = run(Local(), model, data, rounds=3)[0].trained
-    both = run(FedC2IPlus(ld=0.0), model, data, rounds=3)[0].trained
+    both = run(FromOneDraw(ld=0.0), model, data, rounds=3)[0].trained
     for name, tensor in alone.items():
         assert torch.allclose(both[OWN + name], tensor, atol=1e-6), name
     free, guarded = (run(FedC2IPlus(guard=own), model, data, rounds=3)[0].trained for own in (False, True))
     for name, tensor in free.items():
         assert torch.allclose(guarded[name], tensor, atol=1e-6), name
+
+
+def test_the_own_network_starts_from_another_draw_of_the_seed(model: Model) -> None:
+    def first(seed: int) -> Params:
+        return RunContext(FedC2IPlus(), model, TRAINING, rounds=4, seed=seed).first_model("a", "common")
+
+    before, one, again, other = torch.get_rng_state(), first(0), first(0), first(1)
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's numbers are left alone
+    for name, tensor in model.init(0, "init").items():
+        assert torch.equal(one[name], tensor)
+        assert torch.equal(one[KEPT + name], tensor)
+        assert torch.equal(one[OWN + name], again[OWN + name])
+        if tensor.is_floating_point():
+            assert not torch.equal(one[OWN + name], tensor)
+            assert not torch.equal(one[OWN + name], other[OWN + name])
 
 
 @pytest.mark.parametrize(("samples", "wanted"), [(14, 1), (100, 12), (160, 16), (400, 40), (5000, 128)])
@@ -363,7 +383,7 @@ def test_a_client_that_the_others_contradict_is_not_harmed(batch_norm: bool) -> 
         return nn.Sequential(nn.Linear(8, 16), middle, nn.ReLU(), nn.Linear(16, 2))
 
     data = contradicting()
-    settings = {"rounds": 12, "seeds": [0, 1], "lr": 0.01, "executor": "stacked", "evaluate_every": 0}
+    settings = {"rounds": 12, "seeds": list(range(8)), "lr": 0.01, "executor": "stacked", "evaluate_every": 0}
     alone, plain, guarded = (
         fedc2i.run(method, data, model=split(build, head="3"), **settings)
         for method in ("local", "fedavg", "fedc2i-plus")

@@ -115,7 +115,9 @@ class RunContext:
     def first_model(self, client: str, init: Literal["common", "independent"]) -> Params:
         """The initial model of a client: one common draw, or one for each client."""
         key = (client, "init") if init == "independent" else ("init",)
-        return self.method.setup(self.model.init(self.seed, *key), self.model)
+        params = self.model.init(self.seed, *key)
+        with seeding.isolated(torch.device("cpu"), self.seed, *key, "setup"):
+            return self.method.setup(params, self.model)
 
     def first_models(
         self, clients: Sequence[str], init: Literal["common", "independent"], copies: bool = True

@@ -150,9 +150,9 @@ def check(method: Method, model: Model, federation: Federation, settings: Engine
 
         validation.validate(model, federation.clients[0].train.x[:2], len(federation.classes))
     _reject_single_samples(method, model, federation, settings)
-    method.setup(model.init(0, "check"), model)  # a method may reject a model, e.g. FedBN one without BatchNorm
     receiver_groups(0, settings, federation.names)
-    RunContext.of_seed(method, model, settings, federation.names, 0)
+    context = RunContext.of_seed(method, model, settings, federation.names, 0)
+    context.first_model("", settings.init)  # a method may reject a model, e.g. FedBN one without BatchNorm
     if settings.executor == "workers" and os.name != "posix":
         raise UserError("executor=workers needs Linux or macOS; use executor=looped")
     if settings.executor == "stacked":

@@ -173,7 +173,7 @@ class Method:
     # What a client does, in the order of a round.
 
     def setup(self, params: Params, model: Model) -> Params:
-        """The client's first model; a method adds its private parts here."""
+        """The client's first model; a method adds its private parts here, e.g. another network by ``model.draw()``."""
         return params
 
     def untrained(self, model: Model) -> frozenset[str]:

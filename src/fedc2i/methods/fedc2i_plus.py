@@ -5,6 +5,8 @@ Client m trains two networks on the same batches. They share no parameter, so on
     v_m    its own: never mixed, never sent
     w_m    shared: a mixture of all w_i by influence at the start of every round; only this is sent
 
+Their first weights are two draws, since networks predict better together the less they agree in their errors.
+
 The influence of the others, λ for bodies and Λ for rows of the head, comes from two steps of exponentiated gradient
 descent on the client's loss, beginning with equal weights (`math.exponentiated_gradient`). Each step is on other
 training samples, drawn in every round. To first order, FedC²I's influence is one small step of it.
@@ -94,13 +96,14 @@ class FedC2IPlus(Method):
         return self.held_out if self.guard else 0.0
 
     def setup(self, params: Params, model: Model) -> Params:
-        """With the own and the kept network, first copies, and the guard's numbers."""
+        """With the own network, another draw; the kept one, first a copy; and the guard's numbers."""
         if not self.guard:
             return params
-        copies = {prefix + name: tensor.clone() for prefix in (OWN, KEPT) for name, tensor in params.items()}
+        kept = {name: tensor.clone() for name, tensor in params.items()}
         alone = torch.tensor([1.0, 0.0, 0.0])
         guard = {SHARES: alone, MEASURED: alone.clone(), DEGREES: torch.ones(3), FOLLOWS: torch.zeros(())}
-        return {**params, **copies, **guard, EVIDENCE: torch.zeros(3)}
+        networks = {**prefixed(OWN, model.draw()), **prefixed(KEPT, kept)}
+        return {**params, **networks, **guard, EVIDENCE: torch.zeros(3)}
 
     def untrained(self, model: Model) -> frozenset[str]:
         """The own network's buffers, and what only `personalise` changes."""

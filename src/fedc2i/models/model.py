@@ -82,7 +82,11 @@ class Model:
     def init(self, seed: int, *parts: str | int) -> Params:
         """Fresh parameters and buffers, drawn under a key; the same key gives the same model."""
         with seeding.isolated(torch.device("cpu"), seed, *parts):
-            state = _state(self._build())
+            return self.draw()
+
+    def draw(self) -> Params:
+        """Fresh parameters and buffers from torch's global generator, which has a key while `Method.setup` runs."""
+        state = _state(self._build())
         names = [name for name in state if self.part is None or name in self.part.names]
         fresh = {name: state[name].detach().clone() for name in names}
         return fresh if self.part is None else {**fresh, **self.part.new_adapters(state)}
