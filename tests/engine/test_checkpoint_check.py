@@ -290,6 +290,7 @@ def test_a_seed_has_not_ended_behind_the_state(federation: Federation, model: Mo
     method, settings = Method.registry["fedavg"](), EngineSettings(rounds=3)
     firsts = RunContext(method, model, settings, 3, 0).first_models(federation.names, "common")
     tensors = prefixed("seed0/own/", firsts) | prefixed("seed0/received/", firsts)
+    check_state(method, model, federation, settings, [0], (tensors, {"0": {"ended": 1}}), 1)  # they were too many
     tested = sum(len(client.test) for client in federation.clients)
     tensors |= {f"seed0/logits/{point}": torch.zeros(tested, len(federation.classes)) for point in POINTS}
     check_state(method, model, federation, settings, [0], (tensors, {"0": {"ended": 1}}), 1)

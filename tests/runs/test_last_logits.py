@@ -14,6 +14,7 @@ import fedc2i
 from fedc2i.data.federation import Federation
 from fedc2i.engine import records
 from fedc2i.engine.records import POINTS, Outcome, Point
+from fedc2i.engine.seed_run import SeedRun
 from fedc2i.methods.base import Site
 from fedc2i.methods.fedavg import FedAvg
 from fedc2i.runs import driver
@@ -130,7 +131,15 @@ def test_very_many_are_not_kept(
     federation = make_federation((9, 7, 5))
     plan = plan_of(federation, "fedavg", checkpoint_seconds=0)
     most = 2 * len(POINTS) * sum(len(client.test) for client in federation.clients) * len(federation.classes)
+    held, keep = set[bool](), SeedRun._keep_scores
+
+    def noting(run: SeedRun, point: Point, *rest: Any) -> None:
+        keep(run, point, *rest)
+        held.update(own.logits.numel() > 0 for own in run._scores[point].values())
+
+    monkeypatch.setattr(SeedRun, "_keep_scores", noting)
     for limit, are_kept in ((most, True), (most - 1, False)):
+        held.clear()
         monkeypatch.setattr(records, "MOST_PREDICTIONS", limit)
         folder = tmp_path / str(limit)
         with cut_off(monkeypatch, RunFolder, "finish"):
@@ -138,3 +147,4 @@ def test_very_many_are_not_kept(
         result = fedc2i.resume(folder, federation)
         assert isinstance(result, fedc2i.Result)
         assert {bool(own.logits) for own in result.outcomes.values()} == {result.predictions is not None} == {are_kept}
+        assert held == {are_kept}

@@ -21,7 +21,7 @@ from fedc2i.data.federation import Federation
 from fedc2i.engine.checkpoint import Layout, ResumePoint, State, layout
 from fedc2i.engine.client import RunContext
 from fedc2i.engine.exchange import REPORTS, audience, receiver_groups
-from fedc2i.engine.records import POINTS, Outcome, keeps_logits
+from fedc2i.engine.records import POINTS, Outcome
 from fedc2i.engine.seed_run import SeedRun
 from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
@@ -37,11 +37,10 @@ def restore(
     """
     running: list[SeedRun] = []
     outcomes: dict[int, Outcome] = {}
-    has_logits = keeps_logits(len(runs), federation)
     for run in runs:
         seed = run.context.seed
         own, values = _of_seed(seed, point.tensors, point.values)
-        _check_seed(run.context, run.settings, federation, own, values, point.round, has_logits)
+        _check_seed(run.context, run.settings, federation, own, values, point.round)
         if "ended" in values:
             own = {name: tensor.to(device) for name, tensor in own.items()}
             models = unprefixed("own/", own), unprefixed("received/", own)
@@ -71,10 +70,9 @@ def check_state(
     Raises:
         UserError: if it is of another model or of other clients, or damaged.
     """
-    has_logits = keeps_logits(len(seeds), federation)
     for seed in seeds:
         context = RunContext(method, model, settings, settings.rounds, seed)
-        _check_seed(context, settings, federation, *_of_seed(seed, *state), round, has_logits)
+        _check_seed(context, settings, federation, *_of_seed(seed, *state), round)
 
 
 def _check_seed(
@@ -84,7 +82,6 @@ def _check_seed(
     tensors: Params,
     values: Any,
     number: int,
-    has_logits: bool,
 ) -> None:
     """`check_state` for one seed."""
     names, clients = federation.names, len(federation.names)
@@ -94,7 +91,7 @@ def _check_seed(
     try:
         if "ended" in values:
             _require(_is_whole(values["ended"], 1, min(number, settings.rounds)), f"ended={values['ended']}")
-            _check_logits(unprefixed("logits/", tensors), federation, has_logits)
+            _check_logits(unprefixed("logits/", tensors), federation)
             receivers = clients
         else:
             _require(1 <= number < settings.rounds, f"a seed that continues after round {number} of {settings.rounds}")
@@ -107,11 +104,10 @@ def _check_seed(
         raise UserError(f"the checkpoint after round {number} is damaged ({one_line(error)})") from None
 
 
-def _check_logits(logits: Params, federation: Federation, has_logits: bool) -> None:
-    """There are some at both points, or none."""
+def _check_logits(logits: Params, federation: Federation) -> None:
+    """There are some at both points, or none: those of all seeds may have been too many."""
     shape = [sum(len(client.test) for client in federation.clients), len(federation.classes)]
-    points = {*POINTS} if has_logits else set()
-    _require(logits.keys() == points, f"logits at the points {sorted(logits)}, expected {sorted(points)}")
+    _require(logits.keys() in ({*POINTS}, set()), f"logits at the points {sorted(logits)}, expected both or none")
     for point, own in logits.items():
         found = layout({point: own})[point]
         _require(own.is_floating_point() and [*own.shape] == shape, f"logits/{point}: {found}, expected {shape}")

@@ -163,7 +163,7 @@ class Server:
         self.download = Download()
         self._sources = tuple(range(len(samples)) if sources is None else sources)
         self.state: Params = {}
-        if type(method).opening is not Method.opening:  # a mean over all clients, which may rest in a file
+        if type(method).opening is not Method.opening:  # a mean over all clients, which may be in a file
             known = floating(rows(models, self._sources))
             like = torch.zeros(0, device=next(iter(known.values())).device)
             mean = mix(uniform(len(self._sources), like), known)

@@ -153,6 +153,7 @@ class SeedRun:
         self._logits = {
             point: torch.cat([own.logits for own in scores]) for point, scores in scored.items() if self._keeps_logits
         }
+        self._scores = {}
         sizes = (self._bytes_up, self._bytes_down())
         self._last = self.exchange.report(
             number, seconds, self._chosen, metrics, self._measured, self._rejected, *sizes
@@ -240,4 +241,5 @@ class SeedRun:
         """Takes the metrics of batches, if any were asked for."""
         for batch, own in zip(batches, metrics, strict=True):
             if own:
-                self._scores[point].update(zip(batch.clients, own, strict=True))
+                kept = own if self._keeps_logits else [Scored(one, one.logits.new_empty(0)) for one in own]
+                self._scores[point].update(zip(batch.clients, kept, strict=True))

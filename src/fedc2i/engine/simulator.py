@@ -62,8 +62,8 @@ def simulate(
     samples = torch.tensor([own.samples for own in data], device=device)
     contexts = [RunContext.of_seed(method, model, settings, federation.names, seed) for seed in seeds]
     store = _store(contexts, settings, federation.names, device)
-    has_logits = keeps_logits(len(seeds), federation)
-    runs = [SeedRun(context, settings, federation.names, samples, store, has_logits) for context in contexts]
+    keeps = keeps_logits(len(seeds), federation)
+    runs = [SeedRun(context, settings, federation.names, samples, store, keeps) for context in contexts]
     first, outcomes = 1, dict[int, Outcome]()
     if resume is not None:
         from fedc2i.engine.checkpoint_check import restore
@@ -129,7 +129,7 @@ def _together(
 def _store(
     contexts: Sequence[RunContext], settings: EngineSettings, names: Sequence[str], device: torch.device
 ) -> Store:
-    """Where the models of all clients and seeds rest."""
+    """Where the models of all clients and seeds are stored."""
     clients, participants = len(names), settings.participants(len(names))
     if participants == clients:
         return Store(device)
