@@ -33,6 +33,7 @@ from fedc2i.runs import plan as plan_module
 from fedc2i.runs import writer
 from fedc2i.runs.driver import compute, execute
 from fedc2i.runs.folder import RunFolder
+from fedc2i.runs.interrupted_run import paths_from_start
 from fedc2i.runs.plan import prepare
 from fedc2i.runs.results import summary
 from fedc2i.runs.writer import RunWriter
@@ -529,6 +530,11 @@ def test_a_comparison_goes_on_with_what_is_unfinished(
     assert "cut is finished" in again.err
     assert (again.code, json.loads(again.out)) == (0, json.loads(answer.out))
     assert files_below(Path("cut")) == before
+
+
+def test_an_error_that_does_not_name_the_path_gets_no_hint() -> None:
+    with pytest.raises(UserError, match=r"^device=cuda: no device$"), paths_from_start({"data": "table:d"}):
+        raise UserError("device=cuda: no device")
 
 
 def test_a_relative_path_that_is_not_here(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -166,7 +167,8 @@ def paths_from_start(settings: Mapping[str, Any]) -> Iterator[None]:
         source, _, argument = str(settings.get("data", "")).partition(":")
         code = [plugin_file(name) for own in ("method", "model") if is_plugin(name := str(settings.get(own, "")))]
         for path in map(Path, (argument * (source in FILES), str(settings.get("data_dir", "")), *code)):
-            if not path.is_absolute() and not path.exists() and str(path) in str(error):
+            is_named = re.search(rf"(?<![\w./-]){re.escape(str(path))}(?![\w/-])", str(error))
+            if not path.is_absolute() and not path.exists() and is_named:
                 hint = "the path is relative to the folder in which the run was started; repeat the command there"
                 raise UserError(f"{error}; {hint}") from None
         raise
