@@ -147,6 +147,20 @@ def test_values_in_heat_maps_are_black_or_white_by_contrast() -> None:
     assert [text.get_color() for text in maps_of(result)[0].texts] == ["black", "white", "black", "black"]
 
 
+def test_panels_and_titles_do_not_overlap(tmp_path: Path) -> None:
+    result = measured(5, 2, rounds=4)
+    result.federation = blank_federation([f"the hospital of town {k}" for k in range(5)], 2)
+    figure = figures.influence_vectors(result, result.influence())
+    figures.save(figure, tmp_path / "x.png")
+    boxes: list[Any] = [axes.get_tightbbox() for axes in figure.axes]
+    assert len(boxes) > 2
+    for k, one in enumerate(boxes):
+        for other in boxes[:k]:
+            across = min(one.x1, other.x1) - max(one.x0, other.x0)
+            down = min(one.y1, other.y1) - max(one.y0, other.y0)
+            assert min(across, down) < 20  # pixels: boxes of slanted names are larger than these
+
+
 def test_equal_share_is_in_the_middle_of_the_colours() -> None:
     shades = figures.around_equal_share(np.array([[0.7, 0.3], [0.5, np.nan]]), 2)
     assert shades(0.5) == 0.5
