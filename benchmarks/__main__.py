@@ -65,7 +65,7 @@ def headline(results: Mapping[str, Any]) -> dict[str, float]:
     if "commands" in results:
         own = results["commands"]
         found |= {"overhead_share": own["run"]["overhead_share"], "startup_seconds": own["run"]["startup"]}
-        found |= {"after_seconds": own["run"]["after"], "after_share": own["run"]["after"] / own["run"]["rounds"]}
+        found |= {"after_seconds": own["run"]["after"], "after_vs_rounds": own["run"]["after"] / own["run"]["rounds"]}
         found |= {"run_wall_cpu": own["run"]["wall"], "table_round": own["table"]["rounds"] / commands.TABLE_ROUNDS}
         found["resnet_vs_loop_cpu"] = own["resnet"]["resnet_vs_loop_cpu"]
     for name, value in results.get("cuda", {}).get("headline", {}).items():
