@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -238,18 +239,27 @@ def test_its_networks_are_those_of_two_methods(
 
 
 def test_the_own_network_starts_from_another_draw_of_the_seed(model: Model) -> None:
-    def first(seed: int) -> Params:
-        return RunContext(FedC2IPlus(), model, TRAINING, rounds=4, seed=seed).first_model("a", "common")
+    def first(seed: int, client: str = "a", init: Literal["common", "independent"] = "common") -> Params:
+        return RunContext(FedC2IPlus(), model, TRAINING, rounds=4, seed=seed).first_model(client, init)
 
-    before, one, again, other = torch.get_rng_state(), first(0), first(0), first(1)
+    before, one = torch.get_rng_state(), first(0)
     assert torch.equal(torch.get_rng_state(), before)  # the caller's numbers are left alone
+    others = [first(1), first(0, "a", "independent"), first(0, "b", "independent")]
     for name, tensor in model.init(0, "init").items():
         assert torch.equal(one[name], tensor)
         assert torch.equal(one[KEPT + name], tensor)
-        assert torch.equal(one[OWN + name], again[OWN + name])
-        if tensor.is_floating_point():
-            assert not torch.equal(one[OWN + name], tensor)
-            assert not torch.equal(one[OWN + name], other[OWN + name])
+        assert torch.equal(one[OWN + name], first(0, "b")[OWN + name])
+        drawn = [tensor, one[OWN + name], *(own[OWN + name] for own in others)]
+        for k, own in enumerate(drawn if tensor.is_floating_point() else []):
+            assert not any(torch.equal(own, other) for other in drawn[:k])
+
+
+def test_loaded_weights_are_the_same_in_both_networks(model: Model) -> None:
+    loaded = split(model.module_with(model.init(5)))
+    first = RunContext(FedC2IPlus(), loaded, TRAINING, rounds=4, seed=0).first_model("a", "common")
+    for name, tensor in model.init(5).items():
+        assert torch.equal(first[name], tensor)
+        assert torch.equal(first[OWN + name], tensor)
 
 
 @pytest.mark.parametrize(("samples", "wanted"), [(14, 1), (100, 12), (160, 16), (400, 40), (5000, 128)])

@@ -71,7 +71,7 @@ def _common(
 
 def main() -> None:
     """The entry point: an error that a user can correct is one line and exit code 2, never a traceback."""
-    atexit.register(gc.freeze)  # the end looks for cycles of garbage in all that torch has, for 0.3 s
+    atexit.register(gc.freeze)  # else the last garbage collection goes through all that torch has: 0.3 s
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # γ and λ must not stop a terminal that cannot show them
             stream.reconfigure(errors="backslashreplace")

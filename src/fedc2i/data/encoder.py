@@ -101,7 +101,7 @@ class Encoder:
     def distant(self, table: pandas.DataFrame) -> list[Distant]:
         """Columns where most of these rows, or some by very much, are far from the training mean.
 
-        None for columns that were not standardised: their means are not known.
+        Columns that were not standardised are skipped: their means are not known.
         """
         found = []
         for column, mean, sd in zip(self.schema.columns, self.mean, self.sd, strict=True):

@@ -5,7 +5,8 @@ Client m trains two networks on the same batches. They share no parameter, so on
     v_m    its own: never mixed, never sent
     w_m    shared: a mixture of all w_i by influence at the start of every round; only this is sent
 
-Their first weights are two draws, since networks predict better together the less they agree in their errors.
+Their initial weights are two draws, since networks predict better together the less they agree in their errors; weights
+that were loaded are the same in both.
 
 The influence of the others, λ for bodies and Λ for rows of the head, comes from two steps of exponentiated gradient
 descent on the client's loss, beginning with equal weights (`math.exponentiated_gradient`). Each step is on other
@@ -96,7 +97,7 @@ class FedC2IPlus(Method):
         return self.held_out if self.guard else 0.0
 
     def setup(self, params: Params, model: Model) -> Params:
-        """With the own network, another draw; the kept one, first a copy; and the guard's numbers."""
+        """Adds the own network (another draw), the kept one (at first a copy) and the guard's numbers."""
         if not self.guard:
             return params
         kept = {name: tensor.clone() for name, tensor in params.items()}

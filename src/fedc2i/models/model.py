@@ -85,7 +85,10 @@ class Model:
             return self.draw()
 
     def draw(self) -> Params:
-        """Fresh parameters and buffers from torch's global generator, which has a key while `Method.setup` runs."""
+        """Fresh parameters and buffers from torch's global generator; weights that were loaded are as they are.
+
+        For `Method.setup`, which runs under a key.
+        """
         state = _state(self._build())
         names = [name for name in state if self.part is None or name in self.part.names]
         fresh = {name: state[name].detach().clone() for name in names}

@@ -19,7 +19,7 @@ MOST = 3  # methods, clients of each, and groups of methods that are named
 def guessing_notes(results: Sequence[Result]) -> list[str]:
     """A line on the clients at which a method is no better than guessing, at the point that its authors report.
 
-    Methods with the same such clients are named together. None if there are no such clients.
+    Methods with the same such clients are named together. Empty if there are no such clients.
     """
     groups: dict[tuple[str, ...], list[tuple[Result, list[float]]]] = {}
     for one in results:
