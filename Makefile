@@ -17,7 +17,7 @@ DEMO := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 .PHONY: demo test suite test-slow test-kernels coverage bench docs lint style types install install-dev clean help
 
 help:
-	@echo "make demo       five methods on four hospitals, who weighs most with whom, and a report (half a minute)"
+	@echo "make demo       five methods on four hospitals, who weighs most with whom, and a report (two minutes with installation)"
 	@echo "make install    .venv with the command fedc2i, nothing else"
 	@echo "make test       ruff, mypy and the test suite"
 	@echo "make coverage   the test suite with its coverage, at least 90 %; takes half as long again"
