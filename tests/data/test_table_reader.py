@@ -65,6 +65,21 @@ def test_decimal_commas_are_read_where_the_comma_is_no_separator(tmp_path: Path)
         from_table(frame, "ill", "site")
 
 
+@pytest.mark.parametrize("kinds", [None, {"age": "number"}])
+def test_pyarrow_never_gets_a_file_without_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: dict[str, str] | None
+) -> None:
+    """It may abort the process at its exit, after it has refused such a file."""
+    monkeypatch.setattr("pyarrow.csv.read_csv", lambda *_: pytest.fail("was called"))
+    for text in ("age,ill", "age,ill\n", "\nage,ill\n\n\n", "age,ill\r\n  \r\n\t\r\n", "age\n", "age\n\n"):
+        with pytest.raises(UserError, match=r"rows\.csv: no rows below the header"):
+            table_of(tmp_path, text, kinds=kinds)
+
+
+def test_a_single_column_may_have_empty_cells(tmp_path: Path) -> None:
+    assert table_of(tmp_path, 'age\n""\n3\n')["age"].isna().tolist() == [True, False]
+
+
 def test_a_column_has_one_kind_in_all_files_of_a_client(tmp_path: Path) -> None:
     """The test rows alone would pass for numbers, and 01 for 1."""
     rng = np.random.default_rng(0)
@@ -102,16 +117,6 @@ def test_a_target_with_many_numbers_is_warned_of_before_anything_else() -> None:
 
     assert re.match("warning: 'age' has 56 different numbers.* regression is not supported", lines(56)[1])
     assert not any("regression" in line for line in lines(20))
-
-
-def test_columns_that_name_rows_are_noted() -> None:
-    frame = pandas.DataFrame({"Patient ID": range(60), "bp": np.arange(60) % 20, "ill": [0, 1] * 30})
-    by_client = {"a": frame[:30], "b": frame[30:]}
-    found = from_table(by_client, "ill")
-    (note,) = found.notes
-    assert note.startswith("'Patient ID' has a different whole number in every row")
-    assert f"warning: {note}" in found.describe()
-    assert note.endswith("drop it with --set 'drop=Patient ID'.")
 
 
 @pytest.mark.parametrize("date", ["2021-02-03", "03.02.2021", "2/3/21", "2021-02-03 10:30"])

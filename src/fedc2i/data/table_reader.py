@@ -87,10 +87,12 @@ def _read_csv(path: Path, target: str | None) -> _Texts:
         rows = csv.reader(itertools.chain([first], stream), delimiter=separator)
         names = [name.strip() for name in next(rows)]
         header = blank + rows.line_num
-        second = next((row for row in rows if row), [])
+        second = next((row for row in rows if len(row) > 1 or (row and (len(names) == 1 or row[0].strip()))), [])
     twice = sorted({name for name in names if name and names.count(name) > 1})
     if twice:
         raise UserError(f"{path}: two columns are called '{one_line(twice[0], 80)}'")
+    if not second:  # pyarrow may end the process at its exit, after it has refused such a file
+        raise UserError(f"{path}: no rows below the header")
     trailing = len(second) == len(names) + 1 and not second[-1].strip()  # a separator after the last cell
     unique = [*(name or f"{NAMELESS}{k}" for k, name in enumerate(names)), *[NAMELESS] * trailing]
     longer: list[str] = []
@@ -109,8 +111,6 @@ def _read_csv(path: Path, target: str | None) -> _Texts:
     except pyarrow.ArrowInvalid:
         if longer:
             raise UserError(f"{path}: a row has {longer[0]}") from None
-        if not second:  # nothing follows the header
-            raise UserError(f"{path}: no rows below the header") from None
         raise
     columns = {name: _without_missing(table[name], name == target) for name in unique}
     if trailing and columns[NAMELESS].null_count < table.num_rows:
