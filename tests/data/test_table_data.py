@@ -167,7 +167,9 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("one class", {"ill": ["no"] * 20}, {}, "only the value 'no', two are needed"),
     ("numbers to predict", {"ill": np.linspace(0, 1, 200)}, {}, "200 different values.*predicts classes"),
-    ("a client without name", {"site": [None] + ["a"] * 19}, {}, "1 rows have no client"),
+    ("a row without client", {"site": ["a"] * 6 + [None] + ["a"] * 13}, {}, "row 7 has no client in .*; fill it in or"),
+    ("two rows", {"site": ["a", None] * 2 + ["a"] * 16}, {}, "rows 2 and 4 have no client in column 'site'; fill them"),
+    ("many rows", {"site": ["a", None] * 10}, {}, "rows 2, 4, 6 and 7 more have no client"),
     ("mixed types", {"age": ["40"] * 19 + ["old"]}, {}, "numbers and text such as 'old'"),
     ("infinite", {"age": [1.0] * 19 + [np.inf]}, {}, "'age' (holds|must).*infinite"),
     ("dates", {"age": ["2020-01-31"] * 20}, {}, "dates such as '2020-01-31'.*drop it with --set drop=age"),
@@ -194,7 +196,8 @@ def test_bad_tables_are_refused_in_a_line(
         ("", "is empty"),
         ("age,ill,site\n1,0,a\n1,0,a,5\n", "a row has 4 cells instead of 3: 1,0,a,5"),
         ("age,ill,site\n1,0\n", "a row has 2 cells instead of 3: 1,0"),
-        ("age,ill,site\n", "no rows"),
+        ("age,ill,site\n", "no rows below the header"),
+        ("age,ill,site\n\n \n\n", "no rows below the header"),
     ],
 )
 def test_bad_files_are_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -116,13 +116,18 @@ def _describe(where: str, name: str, values: pandas.Series[Any]) -> Column:
         if not np.isfinite(found.to_numpy(np.float64)).all():
             raise UserError(f"{what} holds infinite numbers; replace them or leave the cells empty")
         return Column(name, "number", missing=missing)
-    counts = _counts(found)
+    counts = text_counts(found)
     example, drop = f"'{one_line(next(iter(counts)), 40)}'", how_to_drop(name)
     if pandas.api.types.is_datetime64_any_dtype(found) or are_dates(counts):
         raise UserError(f"{what} holds dates such as {example}; make numbers of them (days, years), or {drop}")
     if have_commas(counts):
         raise UserError(f"{what} holds numbers with a comma such as {example}; write them with a point, or {drop}")
     _refuse_mixed(what, counts)
+    if len(counts) > MOST_CATEGORIES and all(map(is_number, counts)):
+        raise UserError(
+            f"{what} holds numbers, but as text: another cell of it, perhaps of another client or of a row without "
+            f"target, is no number; correct that, or {drop}"
+        )
     if len(counts) > MOST_CATEGORIES:
         raise UserError(
             f"{what} has {len(counts):,} different texts, allowed are {MOST_CATEGORIES}; if it names rows, {drop}"
@@ -132,17 +137,7 @@ def _describe(where: str, name: str, values: pandas.Series[Any]) -> Column:
     return Column(name, "category", tuple(sorted(counts)), missing)
 
 
-def check_types(where: str, tables: Sequence[pandas.DataFrame]) -> None:
-    """Refuses numbers mixed with text in all parts of a client: without test rows they could pass for categories."""
-    for name in tables[0].columns:
-        counts: Counter[str] = Counter()
-        for table in tables:
-            if name in table.columns and (table[name].dtype == object or table[name].dtype == "string"):
-                counts += _counts(table[name].dropna())
-        _refuse_mixed(f"{where}: column '{one_line(name, 80)}'", counts)
-
-
-def _counts(values: pandas.Series[Any]) -> Counter[str]:
+def text_counts(values: pandas.Series[Any]) -> Counter[str]:
     """How many cells have each text."""
     found: Counter[str] = Counter()
     for value, count in values.value_counts(sort=False).items():
@@ -151,12 +146,15 @@ def _counts(values: pandas.Series[Any]) -> Counter[str]:
 
 
 def _refuse_mixed(what: str, counts: Counter[str]) -> None:
-    odd = [text for text in counts if not is_number(text)]
-    numbers = counts.total() - sum(counts[text] for text in odd)
-    if odd and numbers > counts.total() / 2:
-        raise UserError(
-            f"{what} holds numbers and text such as '{one_line(odd[0], 40)}'; correct it, or leave it empty"
-        )
+    if are_mixed(counts):
+        odd = next(text for text in counts if not is_number(text))
+        raise UserError(f"{what} holds numbers and text such as '{one_line(odd, 40)}'; correct it, or leave it empty")
+
+
+def are_mixed(counts: Counter[str]) -> bool:
+    """Whether most of some cells are numbers, and others text."""
+    numbers = sum(count for text, count in counts.items() if is_number(text))
+    return counts.total() / 2 < numbers < counts.total()
 
 
 def agree(where: str, clients: Mapping[str, Schema]) -> Schema:

@@ -18,12 +18,13 @@ import numpy as np
 
 from fedc2i.core.errors import UserError, nearest, one_line
 from fedc2i.core.seeding import key
-from fedc2i.data.cell_text import how_to_drop, label
+from fedc2i.data.cell_text import label
 from fedc2i.data.encoder import Encoder
 from fedc2i.data.federation import Client, DataOptions, Federation, Split, stratified_order
 from fedc2i.data.folder import entries, natural_key
 from fedc2i.data.scaling import check_scale
-from fedc2i.data.schema import MOST_COLUMNS, Schema, agree, check_types, describe
+from fedc2i.data.schema import MOST_COLUMNS, Schema, agree, describe
+from fedc2i.data.table_checks import category_warnings, id_warnings, refuse_mixed, require_clients, spelling_warnings
 from fedc2i.data.table_reader import SUFFIXES, read
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ MOST_CLASSES, MOST_CLIENTS = 100, 10_000
 MOST_NUMBERS, LEAST_ROWS = 20, 5  # values of a target of numbers, and beyond that rows of each
 TO_PREDICT = " to predict"
 LEAVE_OUT = "; to leave this client out, remove its rows (in a folder, its file)"
-LEAST_IDS = 20  # rows of a client in which different whole numbers are no chance
 ENCODING, SPLIT = "encoding.json", "split.json"  # in the run folder
 
 Tables = Mapping[str, Mapping[str, "pandas.DataFrame"]]  # by client, then by part
@@ -68,21 +68,18 @@ class Rows:
 
     def describe(self) -> dict[str, Schema]:
         """What each client says about its training rows."""
-        found = {}
-        for client, own in self.parts.items():
-            where = f"{self.name}: client '{client}'"
-            check_types(where, [table for table, _ in own.values()])
-            found[client] = describe(where, own["train"][0])
-        return found
+        refuse_mixed(self.name, self._inputs(), [client for client in self.parts if not self.chosen[client]])
+        return {
+            client: describe(f"{self.name}: client '{client}'", own["train"]) for client, own in self._inputs().items()
+        }
 
-    def id_warnings(self, schema: Schema) -> list[str]:
-        """A line for each column that has a different whole number in every row of every client: it may name rows."""
-        return [
-            f"'{one_line(column.name, 80)}' has a different whole number in every row; if it names rows, "
-            f"{how_to_drop(column.name)}."
-            for column in schema.columns
-            if column.kind == "number" and all(_are_ids(own, column.name) for own in self.parts.values())
-        ]
+    def input_warnings(self, schema: Schema) -> list[str]:
+        """A line for each column that may name rows, or has stray spellings of a category."""
+        return [*id_warnings(schema, self._inputs()), *category_warnings(schema, self._inputs())]
+
+    def _inputs(self) -> dict[str, dict[str, pandas.DataFrame]]:
+        """By client and part."""
+        return {client: {part: table for part, (table, _) in own.items()} for client, own in self.parts.items()}
 
     def encode(self, schema: Schema) -> Federation:
         """The clients with rows as numbers, and how that was done as attachments."""
@@ -219,7 +216,7 @@ def build(name: str, tables: Tables, options: DataOptions) -> Federation:
     """A federation of tables by client and part; ``""`` is a part that is still to be divided."""
     rows = divide(name, tables, options)
     schema = agree(name, rows.describe())
-    return replace(rows, warnings=(*rows.warnings, *rows.id_warnings(schema))).encode(schema)
+    return replace(rows, warnings=(*rows.warnings, *rows.input_warnings(schema))).encode(schema)
 
 
 def divide(name: str, tables: Tables, options: DataOptions, least_classes: int = 2) -> Rows:
@@ -229,6 +226,8 @@ def divide(name: str, tables: Tables, options: DataOptions, least_classes: int =
         raise UserError(f"{name}: {len(tables):,} clients, allowed are 1 to {MOST_CLIENTS:,}")
     cleaned, notes = _with_target(name, _by_split(name, tables, options), target)
     classes, warnings = _classes(name, cleaned, target, least_classes)
+    labelled = {client: [own[target] for own in parts.values()] for client, parts in cleaned.items()}
+    warnings += spelling_warnings(f"target '{one_line(target, 80)}': classes", classes, labelled)
     number = {title: index for index, title in enumerate(classes)}
     parts, rows = {}, {}
     for client, own in cleaned.items():
@@ -252,9 +251,7 @@ def _by_column(where: str, table: pandas.DataFrame, options: DataOptions) -> dic
         raise UserError(f"{where}: name the column with each row's client with --clients COLUMN")
     _require(where, table, column)
     _require(where, table, options.target or "", TO_PREDICT)
-    empty = int(table[column].isna().sum())
-    if empty:
-        raise UserError(f"{where}: {empty} rows have no client in column '{column}'")
+    require_clients(where, column, table[column])
     owners = table[column].map(label)
     rest = table.drop(columns=[column])
     return {owner: {"": rest[owners == owner]} for owner in sorted({*owners}, key=natural_key)}
@@ -352,12 +349,6 @@ def _client(name: str, client: str, parts: Mapping[str, tuple[pandas.DataFrame, 
     }
     splits.setdefault("validation", splits["train"].take([]))
     return Client(client, **splits)
-
-
-def _are_ids(parts: Parts, column: str) -> bool:
-    values = np.concatenate([table[column].to_numpy(np.float64, na_value=np.nan) for table, _ in parts.values()])
-    whole = len(values) >= LEAST_IDS and bool((values == np.round(values)).all())
-    return whole and len(np.unique(values)) == len(values)
 
 
 def _some(names: Sequence[Any]) -> str:
