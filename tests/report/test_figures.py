@@ -108,6 +108,12 @@ def test_clients_that_took_part_in_some_seeds_are_drawn_by_these() -> None:
     assert np.allclose(weights.by_round(result, "influence_vector"), [[[0.8, 0.2], [0.4, 0.6]]])
 
 
+def test_matrices_name_their_rows() -> None:
+    result = measured(3, 2)
+    figure = figures.influence_matrices(result, result.influence("influence_matrix")[-1])
+    assert "whose classifier row weighs" in {axis.get_ylabel() for axis in figure.axes}
+
+
 def maps_of(result: Result) -> list[Any]:
     """The panels of the figure of influence vectors."""
     return [axis for axis in figures.influence_vectors(result, result.influence()).axes if axis.get_title()]

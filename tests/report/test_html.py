@@ -122,6 +122,7 @@ def test_the_glance_says_of_the_first_name_how_often_it_is_first() -> None:
     seen = {"influence_vector": {0: [usual], 1: [other], 2: [usual]}}
     page = read(made_up(ABC, {seed: [[50, 60, 70]] for seed in range(3)}, influence=seen))
     assert "b (0.23; first in 2 of 3 seeds)c (0.17)" in page.text
+    assert "largest weights hereits largest weights" in page.text  # some are below an equal share: no "weighs most"
 
 
 def test_methods_without_influence_say_so() -> None:

@@ -16,7 +16,7 @@ from rich.text import Text
 from fedc2i.core.errors import UserError, printable
 from fedc2i.core.files import to_json, write_atomically
 from fedc2i.engine.records import MOST_NAMED, POINTS, Point
-from fedc2i.report.guessing import guessing_notes
+from fedc2i.report.guessing import few_samples_notes, guessing_notes
 from fedc2i.report.published import MISPRINTS, PUBLISHED
 from fedc2i.report.table import POINT_COLUMN, POINT_NOTE, SHORT, Row, Table, counted, metric_words, starred
 from fedc2i.runs.results import WORST, Result, Score, summary
@@ -93,6 +93,7 @@ def comparison_table(results: Sequence[Result], against_paper: bool = False, *, 
         WORST_NOTE,
         *([MAJORITY_NOTE] if guesses else []),
         *guessing_notes(results),
+        *(few_samples_notes(results) if len(results) > 1 else []),
         *undefined_notes(results),
         *diverged_notes(results),
         *(tie_notes(average, results) if tied else []),

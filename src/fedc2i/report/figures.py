@@ -158,7 +158,7 @@ def influence_matrices(result: Result, matrices: Array) -> Figure:
             continue
         image = matrix_panel(axis, matrices[m], shades, classes, names if m % across == 0 else ())
         axis.set_title(plain(f"for {names[m]}"), fontsize=9)
-    axes[0][0].set_ylabel("whose row weighs", fontsize=8)
+    axes[0][0].set_ylabel("whose classifier row weighs", fontsize=8)
     axes[0][0].set_xlabel("class", fontsize=8)
     figure.colorbar(image, ax=list(axes.flat), shrink=0.8, label="influence Λ (white: equal share)", pad=0.01)
     title = f"{result.label} on {result.config.data}: influence per class, last round{mean_of(result)}"

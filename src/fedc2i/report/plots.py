@@ -115,7 +115,7 @@ def plot_influence(
         axis = _axes(ax, max(4.2, min(0.45 * len(classes) + 1, 9)), max(3.0, 0.6 * side))
         shades = figures.around_equal_share(every[:, names.index(client)], len(names))
         image = figures.matrix_panel(axis, values, shades, classes, names)
-        axis.set(xlabel="class", ylabel="whose row weighs")
+        axis.set(xlabel="class", ylabel="whose classifier row weighs")
         label, title = "influence Λ (white: equal share)", f"{own.label}: who weighs most for {client}"
     axis.figure.colorbar(image, ax=axis, shrink=0.9, label=label)
     axis.set_title(figures.plain(f"{title}, round {number}{figures.mean_of(own)}"), fontsize=10)

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedc2i import __version__
 from fedc2i.core.errors import UserError, how_to_install, one_line
+from fedc2i.core.options import convert
 from fedc2i.data.federation import Federation
 from fedc2i.engine.records import LARGE, POINTS, Outcome, Point, Predictions, Round
 from fedc2i.methods.base import Method
@@ -103,7 +104,7 @@ class Result:
         Raises:
             UserError: for another point than ``received`` and ``trained``.
         """
-        _require("point", point, POINTS)
+        _require_point(point)
         return np.array(
             [[own.get(metric, np.nan) for own in self.last(seed).metrics[point]] for seed in self.config.seeds]
         )
@@ -153,8 +154,7 @@ class Result:
         Raises:
             UserError: if there is no such metric.
         """
-        _require("metric", metric, HIGHER_IS_BETTER)
-        return replace(self, config=replace(self.config, metric=metric))  # type: ignore[arg-type]
+        return replace(self, config=replace(self.config, metric=convert(metric, RunSettings, "metric")))
 
     @property
     def majority(self) -> dict[str, float]:
@@ -166,7 +166,7 @@ class Result:
 
     def curve(self, point: Point, metric: str = "accuracy") -> tuple[Array, Array]:
         """Evaluated rounds ``(R,)`` and the metric ``(R, clients)``, mean over seeds; a point is as for `accuracy`."""
-        _require("point", point, POINTS)
+        _require_point(point)
         by_round: dict[int, list[list[float]]] = {}
         for report in self.rounds:
             if report.metrics:
@@ -177,8 +177,9 @@ class Result:
         """Every round's diagnostics of a seed (the first by default), stacked: ``(rounds, M, M, ...)``.
 
         Entry ``[t, m, i]`` is what client m measured of client i after the exchange of round t + 1, nan where it
-        measured nothing. ``(0,)`` if no round measured anything. If one round's diagnostic has more than 16 MB (Λ of
-        650 clients and ten classes), only the last round's is kept: ``(1, M, M, ...)``.
+        measured nothing. ``(0,)`` if no round measured anything, as of a method such as Local. If one round's
+        diagnostic has more than 16 MB (Λ of 650 clients and ten classes), only the last round's is kept:
+        ``(1, M, M, ...)``.
 
         Raises:
             UserError: for a name that is neither λ's nor Λ's nor another that a round measured.
@@ -288,6 +289,12 @@ class Comparison(list[Result]):
 def _require(what: str, name: str, allowed: Collection[str]) -> None:
     if name not in allowed:
         raise UserError(f"{what} '{one_line(name)}' is unknown, allowed are {', '.join(allowed)}")
+
+
+def _require_point(point: str) -> None:
+    if point not in POINTS:
+        known = "received (before local training), trained (after it)"
+        raise UserError(f"point '{one_line(point)}' is unknown, allowed are {known}")
 
 
 def frame(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> Any:
