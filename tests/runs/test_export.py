@@ -135,6 +135,21 @@ def test_the_snippet_of_a_pretrained_network_runs(tmp_path: Path, monkeypatch: p
     assert np.allclose(found.iloc[0, 2:].to_numpy(float), expected, atol=1e-5)
 
 
+def test_a_second_export_beside_the_first_needs_another_name(run: Path, tmp_path: Path) -> None:
+    export(run, "b", tmp_path / "k.safetensors")
+    with pytest.raises(UserError) as caught:
+        export(run, "b", tmp_path / "k.pt2")
+    card, first = tmp_path / "k.md", tmp_path / "k.safetensors"
+    assert str(caught.value) == (
+        f"{card}: exists already, it belongs to {first}; choose another --out, or remove {card}"
+    )
+    with pytest.raises(UserError, match=r"k\.safetensors: exists already; choose another --out or remove it$"):
+        export(run, "b", first)
+    first.unlink()
+    with pytest.raises(UserError, match=r"k\.md: exists already; choose another --out or remove it$"):  # the user's own
+        export(run, "b", tmp_path / "k.pt2")
+
+
 def code_of(card: Path) -> str:
     (code,) = re.findall(r"```python\n(.*?)```", card.read_text(encoding="utf-8"), re.DOTALL)
     return str(code)
@@ -242,9 +257,13 @@ def test_the_card_of_a_table_is_enough_to_predict(
     export(table_run, client, tmp_path / f"model{suffix}")
     code = code_of(tmp_path / "model.md")
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"rows": ROWS}
+    names: dict[str, Any] = {}
+    exec(code, names)  # as it is, with the card's own example
+    assert names["logits"].shape == (1, 2)
+    assert names["rows"][0].keys() == ROWS[0].keys()
+    before, after = re.split(r"^rows = \[.*?^\]$", code, flags=re.MULTILINE | re.DOTALL)
     with torch.no_grad():
-        exec(code, names)
+        exec(f"{before}rows = {ROWS!r}{after}", names)
     found = names["logits"].softmax(1).numpy()
     with pytest.warns(UserWarning, match="column 'sex' has 'x' in 1 row"):
         expected = fedc2i.predict(table_run, client, pandas.DataFrame(ROWS))[["p(no)", "p(yes)"]].to_numpy()

@@ -34,8 +34,8 @@ def encode(row):  # values by column: numbers, True or False, texts ("1", not 1.
             x.append(float(value is None))
     return x
 
-
-x = torch.tensor([encode(row) for row in rows])"""
+"""
+_TENSOR = "x = torch.tensor([encode(row) for row in rows])"
 _STANDARDISE = """\
 scaling = json.load(open("{file}", encoding="utf-8"))
 mean, sd = (torch.tensor(scaling[name], dtype=torch.float64).reshape({shape}) for name in ("mean", "sd"))
@@ -123,7 +123,14 @@ def _inputs(own: ClientModel, file: str) -> list[str]:
     """How ``x`` is made of rows, or what it is before and after it is standardised."""
     encoding, shape = Path(file).with_suffix(".json").name, ", ".join(map(str, own.sample.shape))
     if own.encoder:
-        return [f'columns = json.load(open("{encoding}", encoding="utf-8"))["columns"]', "", "", _ENCODE]
+        return [
+            f'columns = json.load(open("{encoding}", encoding="utf-8"))["columns"]',
+            "",
+            "",
+            _ENCODE,
+            *_example(own.encoder),
+            _TENSOR,
+        ]
     if own.sample.is_image:
         return [f"# x: uint8 images (N, {shape})"]
     if own.scaling:
@@ -133,6 +140,17 @@ def _inputs(own: ClientModel, file: str) -> list[str]:
     is_raw = own.result.config.scale == "none"
     how = "as in the data" if is_raw else f"standardised if the run's data was, whose folder has no {SCALING}"
     return [f"# x: float32 (N, {shape}), {how}"]
+
+
+def _example(encoder: Encoder) -> list[str]:
+    """One made-up row of means and first categories, for a reader to replace."""
+    cells = []
+    for column, mean in zip(encoder.schema.columns, encoder.mean, strict=True):
+        value: object = float(f"{mean:.4g}")
+        if column.kind != "number":
+            value = column.categories[0] if column.kind == "category" else True
+        cells.append(f"        {column.name!r}: {value!r},")
+    return ["rows = [  # an example: put your own here", "    {", *cells, "    },", "]"]
 
 
 def _network(own: ClientModel) -> tuple[list[str], str]:

@@ -74,11 +74,11 @@ def export(
     card, encoding = out.with_suffix(".md"), out.with_suffix(".json")
     if out.suffix not in SUFFIXES:
         raise UserError(f"{out}: allowed are files ending in {' or '.join(SUFFIXES)}")
-    _refuse_existing(out, card)
+    _refuse_existing(out, card, out=out)
     own = read_client(folder, client, seed, point, model)
     how = _columns(own.encoder) if own.encoder else own.scaling.to_json() if own.scaling else None
     if how is not None:
-        _refuse_existing(encoding)
+        _refuse_existing(encoding, out=out)
     content = _program(own) if out.suffix == ".pt2" else _tensors(own)
     write_atomically(out, content)
     if how is not None:
@@ -87,8 +87,11 @@ def export(
     return card
 
 
-def _refuse_existing(*paths: Path) -> None:
+def _refuse_existing(*paths: Path, out: Path) -> None:
+    twin = next((own for suffix in SUFFIXES if (own := out.with_suffix(suffix)) != out and own.exists()), None)
     for path in paths:
+        if path.exists() and path != out and twin is not None:
+            raise UserError(f"{path}: exists already, it belongs to {twin}; choose another --out, or remove {path}")
         if path.exists():
             raise UserError(f"{path}: exists already; choose another --out or remove it")
 
