@@ -14,17 +14,29 @@ from fedc2i import UserError
 from fedc2i.core.errors import flaw, how_to_install, nearest
 from fedc2i.data import sources
 from fedc2i.data.federation import InputSpec
+from fedc2i.engine import attacks
 from fedc2i.methods.base import get_method
 from fedc2i.methods.fedc2i import FedC2I
 from fedc2i.models import networks
 from fedc2i.runs import settings
 from fedc2i.runs.plan import parse_method, prepare
+from fedc2i.runs.settings import RunSettings
+from support.helpers import blank_federation, made_up
 
 MISTYPED: dict[str, tuple[Callable[[], object], str]] = {
     "method": (lambda: get_method("fedc2"), "fedc2i"),
     "option": (lambda: parse_method("fedc2i:gama=2"), "gamma"),
     "setting": (lambda: prepare(["fedc2i"], {"round": 3}, "digits"), "rounds"),
     "setting of a file": (lambda: settings.make(FedC2I, {"lr_": 3}), "lr"),
+    "choice": (lambda: prepare(["fedc2i"], {"scale": "clients"}, "digits"), "client"),
+    "choice of Python": (lambda: RunSettings(executor=cast(Any, "worker")), "workers"),
+    "choice of an option": (lambda: parse_method("fedproto:weighting=count"), "counts"),
+    "metric": (lambda: prepare(["fedc2i"], {"metric": "auc"}, "digits"), "auroc"),
+    "metric of a result": (lambda: made_up(blank_federation("ab"), {0: [[1, 2]]}).showing("auc"), "auroc"),
+    "other word": (lambda: settings.make(FedC2I, {"learning_rate": 1}), "lr"),
+    "other word, of several": (lambda: prepare(["fedc2i"], {"batch": 3}, "digits"), "batch_size"),
+    "attack": (lambda: attacks.parse("sign-flp@a", "abc", 0), "sign-flip"),
+    "attacker": (lambda: attacks.parse("sign-flip@nroth", ["north", "south"], 0), "north"),
     "model": (lambda: networks.build("lenet-wyde", 10, InputSpec((3, 32, 32))), "lenet-wide"),
     "data": (lambda: sources.load("digit", data_dir=None, image_size=None), "digits"),
 }
@@ -45,6 +57,13 @@ def test_nothing_is_made_up(name: object) -> None:
 def test_case_does_not_matter_and_the_true_spelling_is_shown() -> None:
     assert nearest("hospitl", ("AGE", "HOSPITAL")) == nearest("HOSPITL", ("Age", "HOSPITAL"))
     assert nearest("hospitl", ("AGE", "HOSPITAL")) == " (did you mean 'HOSPITAL'?)"
+
+
+def test_another_word_is_recognised_as_a_flag_and_only_where_it_fits() -> None:
+    assert nearest("--learning-rate", ("--lr", "--rounds")) == " (did you mean '--lr'?)"
+    assert nearest("--local_epochs", ("--epochs",)) == " (did you mean '--epochs'?)"
+    assert nearest("batch", ("--batch-size",)) == " (did you mean '--batch-size'?)"
+    assert nearest("learning_rate", ("gamma", "rounds")) == ""
 
 
 def test_swapped_letters_are_the_nearest() -> None:

@@ -6,6 +6,15 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 MOST_LISTED = 6  # names in a line
+SYNONYMS = {  # what other programs call it
+    "auc": "auroc",
+    "batch": "batch_size",
+    "batchsize": "batch_size",
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+    "num_rounds": "rounds",
+    "seed": "seeds",
+}
 
 
 class UserError(Exception):
@@ -49,8 +58,12 @@ def flaw(error: Exception) -> str:
 
 
 def nearest(name: object, allowed: Iterable[str], likeness: float = 0.7) -> str:
-    """`` (did you mean 'gamma'?)`` for a name that looks like a mistyped one, else an empty string."""
+    """`` (did you mean 'gamma'?)`` for a mistyped name or another word for it, else an empty string."""
     spelled, typed = {one.lower(): one for one in allowed}, one_line(name, 60).lower()
+    meant = SYNONYMS.get(typed.lstrip("-").replace("-", "_"))
+    for one in spelled.values():
+        if meant and one.lstrip("-") == meant.replace("_", "-" if one.startswith("-") else "_"):
+            return f" (did you mean '{one}'?)"
     close = difflib.get_close_matches(typed, [*spelled], n=10, cutoff=likeness)
     close.sort(key=lambda one: sorted(one) != sorted(typed))  # first the same letters in another order: esat is east
     return f" (did you mean '{one_line(spelled[close[0]], 80)}'?)" if close and spelled[close[0]] != name else ""

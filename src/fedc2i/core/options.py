@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.errors import UserError, nearest, one_line
 
 Command = Literal["run", "paper", "flower-local", "coordinator", "site"]
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -163,7 +163,8 @@ def validate(instance: Any) -> None:
             object.__setattr__(instance, field.name, accepted)
             break
         else:
-            raise UserError(f"{field.name} must be {_allowed(field, hints)}, got '{one_line(value)}'")
+            hint = nearest(value, _choices(hints[field.name]))
+            raise UserError(f"{field.name} must be {_allowed(field, hints)}, got '{one_line(value)}'{hint}")
 
 
 def convert(value: Any, cls: type, name: str, where: str = "") -> Any:
@@ -177,7 +178,8 @@ def convert(value: Any, cls: type, name: str, where: str = "") -> Any:
             return _convert_one(value, kind)
         except (ValueError, TypeError, KeyError, OverflowError):
             continue
-    raise UserError(f"{where}{name} must be {options_of(cls)[name].allowed}, got '{one_line(value)}'")
+    hint = nearest(value, _choices(type_hints(cls)[name]))
+    raise UserError(f"{where}{name} must be {options_of(cls)[name].allowed}, got '{one_line(value)}'{hint}")
 
 
 def describe(hint: Any, limits: Limits | None = None) -> str:
@@ -196,6 +198,11 @@ def describe(hint: Any, limits: Limits | None = None) -> str:
 
 def _allowed(field: dataclasses.Field[Any], hints: dict[str, Any]) -> str:
     return describe(hints[field.name], field.metadata.get("limits"))
+
+
+def _choices(hint: Any) -> list[str]:
+    """The words that a field allows."""
+    return [str(choice) for kind in _kinds(hint) if get_origin(kind) is Literal for choice in get_args(kind)]
 
 
 def _kinds(hint: Any) -> list[Any]:

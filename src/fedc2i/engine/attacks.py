@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedc2i.core import seeding
-from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.errors import UserError, nearest, one_line
 from fedc2i.core.params import Params, Stacked, replace_rows, row, stack
 from fedc2i.engine.records import MOST_NAMED
 
@@ -173,7 +173,7 @@ def _entries(text: str) -> list[tuple[Attack, list[str]]]:
 def _attack(text: str) -> Attack:
     kind, colon, strength = text.partition(":")
     if kind not in KINDS:
-        raise UserError(f"attack: no kind '{one_line(kind)}', allowed are {', '.join(KINDS)}")
+        raise UserError(f"attack: no kind '{one_line(kind)}'{nearest(kind, KINDS)}, allowed are {', '.join(KINDS)}")
     usual = KINDS[kind]
     if not colon:
         return Attack(kind) if usual is None else Attack(kind, usual)
@@ -195,8 +195,9 @@ def _clients(wanted: Sequence[str], names: Sequence[str]) -> list[str | int]:
         number = float(text[:-1]) / 100 * len(names) if share and text.endswith("%") else int(text) if share else 0
         if not 0 < number <= len(names):
             some = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
+            hint = nearest(text.strip('"'), names)
             drawn = f"a number from 1 to {len(names)} or a share such as 20%"
-            raise UserError(f"attack: no client '{one_line(text)}', allowed are {some}, {drawn}")
+            raise UserError(f"attack: no client '{one_line(text)}'{hint}, allowed are {some}, {drawn}")
         found.append(max(1, round(number)))
     if len({name for name in found if isinstance(name, str)}) < sum(isinstance(name, str) for name in found):
         raise UserError(f"attack: a client is named twice in '{one_line(','.join(wanted))}'")

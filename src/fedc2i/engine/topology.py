@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from fedc2i.core import seeding
-from fedc2i.core.errors import UserError, one_line
+from fedc2i.core.errors import UserError, nearest, one_line
 from fedc2i.engine.records import MOST_NAMED
 
 ALLOWED = "full, ring, random:K or a FILE"
@@ -86,7 +86,8 @@ def _text(path: str) -> str:
     try:
         if not Path(path).is_file():  # a pipe or a device would never end
             reason = "not a file" if Path(path).exists() else "no such file"
-            raise UserError(f"topology must be {ALLOWED}, got '{one_line(path, 300)}' ({reason})")
+            hint = nearest(path, ("full", "ring", "random"))
+            raise UserError(f"topology must be {ALLOWED}, got '{one_line(path, 300)}' ({reason}){hint}")
         with Path(path).open("rb") as file:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
