@@ -315,8 +315,11 @@ def test_what_an_interruption_leaves(
         assert answer.err.splitlines()[-1] == "fedc2i: interrupted"
         assert Path("out").exists() == ("Finished work is kept in out; the same command resumes" in answer.err)
         assert Path("out").exists() == ("Values" in where)
-    assert call("contribution", "local", *quick, "--out", "new").code == 2
+    Path("mine").mkdir()
+    for folder in ("new", "mine"):
+        assert call("contribution", "local", *quick, "--out", folder).code == 2
     assert not Path("new").exists()
+    assert Path("mine").is_dir()  # the user made it
 
 
 def one_by_one(run: Callable[..., None], jobs: Any, *_: Any) -> Any:

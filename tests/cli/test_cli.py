@@ -392,6 +392,16 @@ def test_mistakes_in_a_file(content: str) -> None:
 def test_what_was_meant_is_asked_once() -> None:
     assert call("rum").err.count("Did you mean") == 1
     assert call("run", "--round", "3").err.count("(did you mean '--rounds'?)") == 1
+    assert call("run", "--learning-rate", "3").err.endswith("No such option '--learning-rate', write --set lr=VALUE\n")
+    assert call("run", "--num-rounds", "3").err.count("(did you mean '--rounds'?)") == 1
+
+
+def test_run_takes_one_method() -> None:
+    for typed in ("local fedavg", "local fedavg fedc2i:gamma=2"):
+        answer = call("run", *typed.split())
+        assert answer.code == 2
+        assert answer.err == f"fedc2i: error: run takes one method; use `fedc2i compare {typed}` for several\n"
+    assert "compare" not in call("resume", "a", "b").err
 
 
 def test_an_engine_that_cannot_go_on_does_not_offer_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -417,6 +427,11 @@ def test_interrupt_is_no_traceback(data: str, monkeypatch: pytest.MonkeyPatch) -
     assert answer.err.splitlines()[-1] == "fedc2i: interrupted"
     assert "To resume" not in answer.err
     assert not Path("new").exists()
+    Path("mine").mkdir()
+    answer = call("run", "local", "--data", data, *QUICK, "--out", "mine")
+    assert (answer.code, answer.err.splitlines()[-1]) == (130, "fedc2i: interrupted")
+    assert "To resume" not in answer.err
+    assert Path("mine").is_dir()  # the user made it
     monkeypatch.setattr("fedc2i.runs.plan.load_data", interrupt)
     assert call("run", "local", "--data", data).err == "fedc2i: interrupted\n"
     monkeypatch.setattr("fedc2i.runs.cache.RunCache.__init__", interrupt)

@@ -33,8 +33,12 @@ def compare(
     values = shared.values_of(settings, set_, config_file)
     trackers = shared.trackers_of(track)
     plans = shared.plans_of(methods, values, config_file)
+    is_new = shared.is_free(out)
     folder = new_folder(out, f"compare-{shared.short_name(plans[0].config.data)}")
-    shared.announce(plans[0], folder)
-    with shared.watched(folder, len(plans), trackers, plans[0].config.engine) as observer, started(folder):
+    shared.announce(plans[0], folder, is_new=is_new)
+    with (
+        shared.watched(folder, len(plans), trackers, plans[0].config.engine, is_new=is_new) as observer,
+        started(folder),
+    ):
         results = api.execute_all(plans, folder, observer)
     shared.show(results, folder, json)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,10 +61,11 @@ def contribution(
     else:
         (plan,) = shared.plans_of([source], shared.values_of(settings, set_, config_file), config_file)
         folder = out or Path("runs") / f"contribution-{slug(plan.key)}-{shared.short_name(plan.config.data)}"
+    is_new = not folder.exists()
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
-    with locked(folder), _tidied(folder), WorkView(console) as view:
+    with locked(folder), _interruptible(folder, is_new), WorkView(console) as view:
         refuse_links(folder)
         found = measure(plan, folder, most_runs=runs, on_work=view.update, say=view.say)
     if json:
@@ -78,26 +76,19 @@ def contribution(
     print(f"`fedc2i report {folder}` shows it")
 
 
-@contextmanager
-def _tidied(folder: Path) -> Iterator[None]:
-    """Ended before anything is finished, leaves nothing new behind; after an interruption, says what is kept."""
+def _interruptible(folder: Path, is_new: bool) -> AbstractContextManager[None]:
+    """Of a folder only runs of coalitions are removed, if no round of any is finished and there were none before."""
     from fedc2i.analysis.contribution.coalitions import RUNS
     from fedc2i.runs.folder import SUMMARY
 
     runs = folder / RUNS
-    is_new = not runs.exists()
-    try:
-        yield
-    except BaseException as error:
-        if any((*runs.glob(f"*/{SUMMARY}"), *runs.glob("*/checkpoints/round*"))):
-            if isinstance(error, KeyboardInterrupt):
-                print(f"Finished work is kept in {folder}; the same command resumes", file=sys.stderr, flush=True)
-            raise
-        if is_new:
-            shutil.rmtree(runs, ignore_errors=True)
-        with suppress(OSError):  # a finished run's folder is not empty
-            folder.rmdir()
-        raise
+    return shared.interruptible(
+        folder,
+        lambda: any((*runs.glob(f"*/{SUMMARY}"), *runs.glob("*/checkpoints/round*"))),
+        f"Finished work is kept in {folder}; the same command resumes",
+        is_new=is_new,
+        unfinished=None if runs.exists() else runs,
+    )
 
 
 def _run_of(folder: Path) -> Path:

@@ -7,6 +7,7 @@ import gc
 import importlib
 import io
 import os
+import re
 import sys
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fedc2i import __version__
-from fedc2i.core.errors import UserError, nearest
+from fedc2i.core.errors import SYNONYMS, UserError, nearest
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 PANELS = {  # the sections of `fedc2i --help`; `flower-local` is the `app` of flower_local.py
@@ -105,6 +106,11 @@ def _usage(error: click.ClickException) -> str:
     """What is wrong with a command line; of an option that is missing or does not exist also what is allowed."""
     if isinstance(error, click.MissingParameter):
         return f"{error.format_message()} {getattr(error.param, 'help', None) or ''}"
+    extra = re.search(r"unexpected extra arguments? \((.*)\)", error.message)
+    context = getattr(error, "ctx", None)
+    if extra and context is not None and context.command.name == "run":
+        several = " ".join(filter(None, (context.params.get("method"), extra[1])))
+        return f"run takes one method; use `fedc2i compare {several}` for several"
     if not isinstance(error, click.NoSuchOption):
         return error.message if "Did you mean" in error.message else error.format_message()  # never asked twice
     from fedc2i.runs.settings import run_settings
@@ -114,9 +120,11 @@ def _usage(error: click.ClickException) -> str:
     message = f"No such option '{error.option_name}'"
     if "--set" not in offered:
         return message + nearest(error.option_name, offered)
+    hint = nearest(error.option_name, offered)
+    name = name if hint else SYNONYMS.get(name, name)
     if name in run_settings():
         return f"{message}, write --set {name}=VALUE"
-    return f"{message}{nearest(error.option_name, offered)}. Options of a method are given as --set NAME=VALUE."
+    return f"{message}{hint}. Options of a method are given as --set NAME=VALUE."
 
 
 def _fail(message: str) -> None:

@@ -36,8 +36,13 @@ def run(
     values = shared.values_of(settings, set_, config_file)
     trackers = shared.trackers_of(track)
     (plan,) = shared.plans_of([method or values.get("method", "fedc2i")], values, config_file)
+    is_new = shared.is_free(out)
     folder = new_folder(out, f"{slug(plan.key)}-{shared.short_name(plan.config.data)}")
-    shared.announce(plan, folder)
-    with shared.watched(folder, 1, trackers, plan.config.engine) as observer, started(folder), locked(folder):
+    shared.announce(plan, folder, is_new=is_new)
+    with (
+        shared.watched(folder, 1, trackers, plan.config.engine, is_new=is_new) as observer,
+        started(folder),
+        locked(folder),
+    ):
         result = execute(plan, folder, observer, draw_run)
     shared.show([result], folder, json)

@@ -6,9 +6,10 @@ import functools
 import gc
 import inspect
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -169,10 +170,15 @@ def say(line: str) -> None:
 
 @contextmanager
 def watched(
-    folder: Path, runs: int, trackers: AbstractContextManager[Observer | None], engine: str = "inprocess"
+    folder: Path,
+    runs: int,
+    trackers: AbstractContextManager[Observer | None],
+    engine: str = "inprocess",
+    *,
+    is_new: bool = False,
 ) -> Iterator[Observers]:
     """Shows the progress of runs in the terminal and in trackers; after an interruption says how to resume."""
-    with _tidied(folder, engine):
+    with _interruptible_run(folder, engine, is_new):
         from fedc2i.report.progress import Observers, ProgressView
 
         if not gc.get_freeze_count():
@@ -181,23 +187,41 @@ def watched(
             yield Observers(view, tracking)
 
 
+def _interruptible_run(folder: Path, engine: str, is_new: bool) -> AbstractContextManager[None]:
+    kept = f"To resume: fedc2i resume {shlex.quote(str(folder))}" if engine == "inprocess" else ""
+    return interruptible(folder, lambda: folder.exists() and any(folder.iterdir()), kept, is_new=is_new)
+
+
 @contextmanager
-def _tidied(folder: Path, engine: str) -> Iterator[None]:
-    """After an interruption removes the run's folder if it is empty, else says how to resume."""
+def interruptible(
+    folder: Path, has_work: Callable[[], bool], kept: str, *, is_new: bool, unfinished: Path | None = None
+) -> Iterator[None]:
+    """Ended before there is any work, removes what the command made; interrupted later, says what is kept.
+
+    Args:
+        folder: of the command's work; it is removed only if it is empty.
+        has_work: whether anything in it is worth keeping.
+        kept: the line about it, if any.
+        is_new: whether the command made the folder; one that the user made stays.
+        unfinished: a folder inside, removed with all that is in it.
+    """
     try:
         yield
-    except KeyboardInterrupt:
-        try:
-            folder.rmdir()
-        except OSError:  # something was written
-            if engine == "inprocess":
-                print(f"To resume: fedc2i resume {shlex.quote(str(folder))}", file=sys.stderr, flush=True)
+    except BaseException as error:
+        if not has_work():
+            if unfinished is not None:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            if is_new:
+                with suppress(OSError):
+                    folder.rmdir()
+        elif kept and isinstance(error, KeyboardInterrupt):
+            print(kept, file=sys.stderr, flush=True)
         raise
 
 
-def announce(plan: Plan, folder: Path) -> None:
+def announce(plan: Plan, folder: Path, *, is_new: bool) -> None:
     """Says what is about to run."""
-    with _tidied(folder, plan.config.engine):
+    with _interruptible_run(folder, plan.config.engine, is_new):
         for line in plan.federation.describe():
             say(line)
         if plan.config.clip:
@@ -205,6 +229,11 @@ def announce(plan: Plan, folder: Path) -> None:
 
             say(f"Privacy: {accountant.cost(plan.config, len(plan.federation.names))}")
         say(f"Writing to {folder}")
+
+
+def is_free(out: Path | None) -> bool:
+    """Whether the command makes its folder: the one that ``--out`` names, or the next below ``runs``."""
+    return out is None or not out.exists()
 
 
 def show(results: Sequence[Result], folder: Path, json: bool) -> None:
