@@ -189,7 +189,7 @@ def watched(
 
 def _interruptible_run(folder: Path, engine: str, is_new: bool) -> AbstractContextManager[None]:
     kept = f"To resume: fedc2i resume {shlex.quote(str(folder))}" if engine == "inprocess" else ""
-    return interruptible(folder, lambda: folder.exists() and any(folder.iterdir()), kept, is_new=is_new)
+    return interruptible(folder, lambda: folder.is_dir() and any(folder.iterdir()), kept, is_new=is_new)
 
 
 @contextmanager
