@@ -29,7 +29,10 @@ MOST_BYTES = 16 * 2**10  # of a key, a request or a certificate; real ones have 
 MOST_LETTERS = 60  # of a site's name
 
 # what cryptography raises for a file that is damaged or of another kind
-DAMAGE = (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion, x509.DuplicateExtension)
+DAMAGE = (
+    *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion, x509.DuplicateExtension),
+    NotImplementedError,  # a point of a curve in another form
+)
 
 
 class Request(NamedTuple):

@@ -65,13 +65,12 @@ def read_job(out: Path, trust: bool = False) -> Job:
     path = out / job.FILE
     try:
         found = replace(Job.read(path), out=out.absolute())
+        place = found.out / found.local
         named = [found.method, found.settings.get("model")]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)}); run again with another --out") from None
-    if not found.is_finished and not (found.out / found.local / SITES).is_dir():
-        raise UserError(
-            f"{found.out / found.local}: the sites' folders and models are missing; run again with another --out"
-        )
+    if not found.is_finished and not (place / SITES).is_dir():
+        raise UserError(f"{place}: the sites' folders and models are missing; run again with another --out")
     if not found.is_finished:
         refuse_code(out, named, trust)
     found.refuse_changed_files()
