@@ -16,7 +16,7 @@ from fedc2i.methods.base import Method
 from fedc2i.models.model import Model
 from fedc2i.report import comparison, figures
 from fedc2i.runs import driver, interrupted_run
-from fedc2i.runs.folder import new_folder, slug, started
+from fedc2i.runs.folder import claimed, new_folder, slug, started
 from fedc2i.runs.interrupted_run import Resumption, write_plan
 from fedc2i.runs.plan import Observer, Plan, prepare
 from fedc2i.runs.results import Comparison, Result
@@ -151,7 +151,7 @@ def execute(plan: Plan, folder: Path | None, observer: Observer | None = None) -
     """Runs a plan and draws its figures into the folder."""
     if folder is None:
         return driver.execute(plan, None, observer)
-    with locked(folder):
+    with claimed(folder):
         return driver.execute(plan, folder, observer, figures.draw_run)
 
 
@@ -159,7 +159,7 @@ def execute_all(plans: Sequence[Plan], folder: Path | None, observer: Observer |
     """Runs plans in order; with a folder, each in a folder of its own inside, and the comparison beside them."""
     if folder is None:
         return [execute(plan, None, observer) for plan in plans]
-    with locked(folder):
+    with claimed(folder):
         write_plan(plans, folder)
         results = [execute(plan, new_folder(folder / slug(plan.key)), observer) for plan in plans]
         finish_comparison(results, folder)

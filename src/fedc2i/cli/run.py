@@ -28,10 +28,9 @@ def run(
     METHOD is a name that `fedc2i methods` lists (fedc2i by default), with or without options (fedc2i:gamma=2), or
     FILE.py:CLASS. Options of the method can also be given as --set NAME=VALUE.
     """
-    from fedc2i.core.files import locked
     from fedc2i.report.figures import draw_run
     from fedc2i.runs.driver import execute
-    from fedc2i.runs.folder import new_folder, slug, started
+    from fedc2i.runs.folder import claimed, new_folder, slug, started
 
     values = shared.values_of(settings, set_, config_file)
     trackers = shared.trackers_of(track)
@@ -42,7 +41,7 @@ def run(
     with (
         shared.watched(folder, 1, trackers, plan.config.engine, is_new=is_new) as observer,
         started(folder),
-        locked(folder),
+        claimed(folder),
     ):
         result = execute(plan, folder, observer, draw_run)
     shared.show([result], folder, json)

@@ -188,8 +188,11 @@ def watched(
 
 
 def _interruptible_run(folder: Path, engine: str, is_new: bool) -> AbstractContextManager[None]:
+    from fedc2i.runs.folder import is_taken
+
     kept = f"To resume: fedc2i resume {shlex.quote(str(folder))}" if engine == "inprocess" else ""
-    return interruptible(folder, lambda: folder.is_dir() and any(folder.iterdir()), kept, is_new=is_new)
+    has_work = lambda: folder.is_dir() and (any(folder.iterdir()) or is_taken(folder))  # noqa: E731
+    return interruptible(folder, has_work, kept, is_new=is_new)
 
 
 @contextmanager

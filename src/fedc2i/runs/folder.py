@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedc2i.core.errors import UserError, one_line
-from fedc2i.core.files import sync, to_json, write_atomically, writing
+from fedc2i.core.files import is_locked, locked, sync, to_json, write_atomically, writing
 from fedc2i.data import scaling
 from fedc2i.engine.checkpoint import pieces
 from fedc2i.engine.records import LARGE, POINTS, Round
@@ -96,9 +96,28 @@ def started(folder: Path | None) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if folder is not None and not any(file.stat().st_size for file in folder.rglob("metrics.jsonl")):
+        if folder is not None and not is_taken(folder) and not _has_rounds(folder):
             shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _has_rounds(folder: Path) -> bool:
+    """Whether any run in it has finished a round."""
+    return any(file.stat().st_size for file in folder.rglob("metrics.jsonl"))
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Around a new run or comparison: locks its folder, unless another one took it since `new_folder`."""
+    with locked(folder):
+        if any(folder.iterdir()):
+            raise UserError(f"{folder}: exists already; choose another --out or remove it")
+        yield
+
+
+def is_taken(folder: Path) -> bool:
+    """Whether another process works in a folder, where that can be found out."""
+    return os.name == "posix" and folder.exists() and is_locked(folder)
 
 
 class RunFolder:
