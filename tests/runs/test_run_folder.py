@@ -25,7 +25,7 @@ from fedc2i.engine.records import POINTS, Round
 from fedc2i.models.model import scale
 from fedc2i.models.networks import LeNet
 from fedc2i.runs import folder
-from fedc2i.runs.folder import ask, asked, new_folder, read_reports, slug, write_report
+from fedc2i.runs.folder import ask, asked, claimed, new_folder, read_reports, slug, started, write_report
 from support.helpers import figures_drawn, files_below, is_drawn
 
 ROUNDS, SEEDS, CLIENTS, CLASSES = 2, (0, 3), 3, 4
@@ -466,3 +466,22 @@ def test_a_report_damaged_anywhere_is_refused_or_the_same(tmp_path: Path) -> Non
         path.write_bytes(whole[:end])
         with pytest.raises(UserError, match="not a round's report"):
             read_reports(tmp_path, 2)
+
+
+def test_a_folder_that_another_run_filled_meanwhile_is_refused(tmp_path: Path) -> None:
+    place = new_folder(tmp_path / "mine")
+    (place / "summary.json").write_text("{}")
+    with pytest.raises(UserError, match="mine: exists already; choose another --out or remove it"), claimed(place):
+        raise AssertionError("taken twice")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are locked on Linux and macOS only")
+def test_a_run_that_finds_its_folder_taken_leaves_it_there(tmp_path: Path) -> None:
+    place = new_folder(tmp_path / "mine")
+    with claimed(place):
+        with pytest.raises(UserError, match="another process is at work"), started(place), claimed(place):
+            raise AssertionError("taken twice")
+        assert place.is_dir()
+    with pytest.raises(ValueError, match="own"), started(place), claimed(place):
+        raise ValueError("its own error")
+    assert not place.exists()
